@@ -1,0 +1,35 @@
+"""What samples tokens: the `Policy` protocol and the shipped fake, `ScriptedPolicy`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from quintain.agents.completion import Completion, GenerateRequest
+
+
+class Policy(Protocol):
+    """Samples token ids from token ids."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that the next token would be sampled from."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one completion. Raises PolicyError where the engine failed; nothing was sampled then."""
+        ...
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Held by each rollout worker from its first to its last trajectory.
+
+        A worker between `generate` calls is in its tool phase. `LocalPolicy` samples only when every slot waits in
+        `generate`, so that the rows of a batch depend on what was sampled and never on how long a tool took.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class PolicyError(Exception):
+    """The engine failed: an infrastructure outcome."""

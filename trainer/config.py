@@ -1,0 +1,120 @@
+"""Settings of the trainer layer (pydantic only: importing this must not import torch)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class AlgorithmConfig(BaseModel):
+    """GRPO: advantages, loss and optimizer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks_per_step: int = Field(default=16, ge=1)
+    """P: task draws (groups) that one batch holds."""
+    group_size: int = Field(default=8, ge=1)
+    """G: trajectories a task draw. 1 gives advantage 0 everywhere and trains nothing."""
+    minibatches_per_step: int = Field(default=1, ge=1)
+    """K: optimizer steps a batch; tasks_per_step must be divisible by it."""
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """`grpo`: (r - mean) / (std + eps); `dr_grpo`: r - mean; `rloo`: r - mean of the others."""
+    advantage_eps: float = Field(default=1e-6, gt=0)
+    """Added to the group's standard deviation (sample, ddof = 1)."""
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    """The proximal policy of the ratio: the trainer's own log-probs before the first update of the batch, or the sampler's."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the k3 estimate of KL(policy || reference) in the loss; 0 keeps no reference model."""
+    truncated: Literal["train", "mask", "penalise"] = "train"
+    """What is done with trajectories that hit a limit: train on their reward, leave the loss (they stay in the baseline), or
+    train with reward `truncated_reward`."""
+    truncated_reward: float = 0.0
+    learning_rate: float = Field(default=1e-6, gt=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.99, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this global L2 norm."""
+
+
+class TrainerConfig(BaseModel):
+    """How long, in which pieces, on how many threads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(default=30, ge=1)
+    """Batches to train on (optimizer steps = steps x minibatches_per_step)."""
+    micro_batch_tokens: int = Field(default=8192, ge=64)
+    """Most tokens, padding included, of one forward pass. Changes speed and memory, never the loss (C01)."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """torch threads; None = the cores this process may use."""
+    max_staleness: Literal[0] = 0
+    """Synchronous: every token is sampled by the version that is trained next."""
+
+
+class EvalConfig(BaseModel):
+    """Evaluation on held-out tasks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every_steps: int = Field(default=10, ge=0)
+    """Evaluate every N steps, besides before the first and after the last; 0 = only those."""
+    greedy: bool = True
+    """Also evaluate at temperature 0."""
+
+
+class CheckpointConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every_steps: int = Field(default=10, ge=0)
+    """Save every N steps, and after the last; 0 = only after the last (and on Ctrl-C)."""
+    keep: int = Field(default=2, ge=1)
+    """The newest N are kept, by step *number*; older ones go only after the new one is good."""
+
+
+class TrackingConfig(BaseModel):
+    """What goes to Aim. JSONL in the run folder is always written and is the source of truth."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    aim: bool = True
+    experiment: str | None = None
+    """Aim experiment; None = the recipe's name."""
+    groups_per_step: int = Field(default=1, ge=0)
+    """Whole groups shown in Aim's Text explorer a step."""
+    max_text_tokens: int = Field(default=2000, ge=16)
+    """Tokens of one trajectory that are rendered; the rest is cut with a note."""
+    trajectories_every_steps: int = Field(default=1, ge=1)
+
+
+class WarmStartConfig(BaseModel):
+    """Supervised warm-up of a randomly initialised model on the environment's demonstrations."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = False
+    target_success: float = Field(default=0.95, gt=0, le=1)
+    """Greedy success on held-out tasks that the clean stage must reach."""
+    max_steps: int = Field(default=1200, ge=1)
+    """Cap of the clean stage; reaching it below the target is an error."""
+    check_every_steps: int = Field(default=50, ge=1)
+    first_check_step: int = Field(default=300, ge=1)
+    num_check_tasks: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=3e-3, gt=0)
+    warmup_steps: int = Field(default=50, ge=0)
+    num_demonstrations: int = Field(default=20000, ge=1)
+    """Demonstrations drawn for the clean stage (seeded)."""
+    mixed_steps: int = Field(default=0, ge=0)
+    """Steps of the mixed-quality stage, which leaves RL something to do; 0 = none."""
+    mixed_learning_rate: float = Field(default=1e-3, gt=0)
+    mixed_bad_frac: float = Field(default=0.65, ge=0, le=1)
+    """Share of bad-habit demonstrations in the mixed stage."""
+    cache_dir: str = ".cache/warm_start"
+    """Relative to the working directory; entries are named by the content that made them."""
