@@ -31,8 +31,6 @@ class RolloutConfig(BaseModel):
     """Most tokens of a whole row: prompt, replies and tool results together. Checked before sending."""
     max_tool_tokens: int = Field(default=256, ge=8)
     """Most tokens of one tool result; head and tail are kept around a marker."""
-    max_calls_per_turn: int = Field(default=4, ge=1)
-    """Further calls of the same turn are not run; the model is told which."""
     max_format_errors: int = Field(default=3, ge=1)
     """A trajectory ends (stop reason `format`) at this many malformed calls."""
     deadline_s: float = Field(default=120.0, gt=0)

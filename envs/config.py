@@ -22,3 +22,5 @@ class EnvironmentConfig(BaseModel):
     """Use the first N tasks of the `eval` split (held out)."""
     max_turns: int | None = Field(default=None, ge=1)
     """Overrides the environment's own limit of turns a trajectory."""
+    max_calls_per_turn: int | None = Field(default=None, ge=1)
+    """Overrides the environment's own limit of tool calls a turn; further ones are not run and the model is told which."""
