@@ -4,8 +4,8 @@ Flow of one batch: `Backend.begin` runs the prompts -> [logits of every row -> s
 ended. Rows that ended are taken out of the batch (`Backend.keep`) once a quarter of it is idle.
 
 Invariants: each row draws from its own random stream, so a row's uniforms never depend on the other rows; which rows
-share a batch, their order and when the batch shrinks follow from the requests and the sampled tokens alone. Nothing here
-is concurrent: `LocalPolicy` calls from one thread.
+share a batch, their order and when the batch shrinks follow from the requests and the sampled tokens alone. Nothing
+here is concurrent: `LocalPolicy` calls from one thread.
 """
 
 from __future__ import annotations

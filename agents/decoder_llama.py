@@ -45,7 +45,7 @@ def trajectory_key(request: GenerateRequest) -> TrajectoryKey:
 
 
 class LlamaBackend:
-    """Decoding with a cache that outlives the turn. Life: any number of begin, (step | keep)*, end; `forget` between."""
+    """Decoding with a cache that outlives the turn. Life: any number of begin, (step | keep)*, end; `forget` at will."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -7,8 +7,8 @@
 
 Invariants: a batch starts only when every slot waits in `generate`, and its rows are sorted by `RequestKey`; so which
 rows are computed together (floating-point results depend on it) never depends on how long a tool took. Keys and values
-live from turn to turn while slots are held, and are dropped when the version changes or the last slot leaves. torch runs
-in one thread of its own, so the event loop stays free; nothing may change the weights while a batch runs.
+live from turn to turn while slots are held, and are dropped when the version changes or the last slot leaves. torch
+runs in one thread of its own, so the event loop stays free; nothing may change the weights while a batch runs.
 
 Not done here: top-p and its like, log-probs of tokens that were not sampled, cancelling a batch that already runs (the
 result of a cancelled row is thrown away).

@@ -143,7 +143,7 @@ def test_an_error_in_the_batch_reaches_every_waiter_and_the_next_batch_works() -
 def test_a_diverged_model_is_an_error_that_says_so() -> None:
     model = small_model()
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
-    with pytest.raises(PolicyError, match="version 7 .*not finite"):
+    with pytest.raises(PolicyError, match=r"version 7 .*not finite"):
         asyncio.run(LocalPolicy(model, policy_version=7).generate(ask(0)))
 
 
