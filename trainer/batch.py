@@ -1,0 +1,204 @@
+"""From groups to tensors: `samples_from_groups`, `make_batches`, and the one function that shifts to next-token form.
+
+Flow::
+
+    groups + advantages --samples_from_groups--> samples --split_minibatches--> K lists (one optimizer step each)
+        --make_batches--> micro-batches (`Batch`) of at most `micro_batch_tokens` tokens, sharing one denominator
+
+Invariants: index `t` of every array describes token `t` itself; "no log-prob" is NaN and is selected away by the mask
+before any arithmetic; only `next_token_view` knows that token `t` is predicted at position `t - 1`; the denominator is
+the number of trained tokens of the whole optimizer step, so how it is cut into micro-batches never changes the loss.
+
+Does not do: packing several samples into a row (every `Batch` made here has one; the tensors allow more).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from quintain.agents.outcome import Outcome
+from quintain.agents.trajectory import Group, TokenRow, Trajectory
+from quintain.trainer.advantages import MIN_VALID_MEMBERS
+from quintain.trainer.config import AlgorithmConfig
+from quintain.trainer.sample import Sample
+
+
+class EmptyBatchError(ValueError):
+    """Nothing would be trained: no sample, or no token that the loss mask keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One micro-batch: right-padded rows, index `t` describing token `t` itself.
+
+    Example (one row of 3 tokens, one of 2, the last token of each trained, 2 trained tokens in the whole optimizer step):
+    ``token_ids_BT=[[5, 6, 7], [5, 8, 0]], loss_mask_BT=[[F, F, T], [F, T, F]], segment_ids_BT=[[0, 0, 0], [0, 0, -1]],
+    position_ids_BT=[[0, 1, 2], [0, 1, 2]], denominator=2``
+    """
+
+    token_ids_BT: torch.Tensor  # int64
+    loss_mask_BT: torch.Tensor  # bool, True = trained
+    rollout_logprobs_BT: torch.Tensor  # fp32, the sampler's; NaN where there is none
+    old_logprobs_BT: torch.Tensor  # fp32, the proximal policy's; NaN until the learner fills it
+    advantages_BT: torch.Tensor  # fp32, read only where loss_mask_BT
+    segment_ids_BT: torch.Tensor  # int64, which sample of the row a token belongs to; -1 = padding
+    position_ids_BT: torch.Tensor  # int64, restarts at 0 in every segment
+    denominator: int
+    """Trained tokens of the whole optimizer step, over all its micro-batches."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        return self.token_ids_BT.numel()
+
+    @property
+    def is_packed(self) -> bool:
+        """True where a row holds more than one sample."""
+        return bool((self.segment_ids_BT > 0).any())
+
+    def to(self, device: torch.device | str) -> Batch:
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "denominator"}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTokenView:
+    """The trained tokens of a batch and where each is predicted. `N` = trained tokens of this batch, row-major."""
+
+    trained_BT: torch.Tensor  # bool: loss_mask without padding and without the first token of every segment
+    predictor_N: torch.Tensor  # int64, flat position (row * T + t - 1) whose output predicts the token
+    target_N: torch.Tensor  # int64, the token id
+
+
+def next_token_view(batch: Batch) -> NextTokenView:
+    """Shift to next-token form: token `t` is predicted by the model's output at `t - 1`.
+
+    The first token of a segment has no prediction (position `t - 1` is another sample's last token) and is masked.
+    """
+    segments = batch.segment_ids_BT
+    first_BT = torch.ones_like(batch.loss_mask_BT)
+    first_BT[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    trained_BT = batch.loss_mask_BT & ~first_BT & (segments >= 0)
+    index_N = trained_BT.flatten().nonzero().squeeze(1)
+    return NextTokenView(trained_BT=trained_BT, predictor_N=index_N - 1, target_N=batch.token_ids_BT.flatten()[index_N])
+
+
+def samples_from_groups(
+    groups: Sequence[Group], advantages_P_G: Sequence[Sequence[float]], config: AlgorithmConfig
+) -> list[Sample]:
+    """The trainable rows of a batch of groups, in the groups' order.
+
+    Left out, and so in neither numerator nor denominator of the loss: members whose outcome is a failure or a
+    cancellation, groups with fewer than two valid members, truncated members under `truncated: mask`, and rows in which
+    nothing was sampled.
+    """
+    samples: list[Sample] = []
+    for group, advantages_G in zip(groups, advantages_P_G, strict=True):
+        if len(group.valid) < MIN_VALID_MEMBERS:
+            continue
+        for trajectory, advantage in zip(group.trajectories, advantages_G, strict=True):
+            if _is_trained(trajectory, config):
+                rows = (_sample_of(trajectory, row, advantage) for row in trajectory.rows)
+                samples.extend(sample for sample in rows if sample.num_trained_tokens)
+    return samples
+
+
+def _is_trained(trajectory: Trajectory, config: AlgorithmConfig) -> bool:
+    masked = trajectory.outcome is Outcome.TRUNCATED and config.truncated == "mask"
+    return trajectory.outcome.is_trainable and not masked
+
+
+def _sample_of(trajectory: Trajectory, row: TokenRow, advantage: float) -> Sample:
+    loss_mask = (False, *row.sampled[1:])
+    return Sample(
+        token_ids=row.token_ids,
+        loss_mask=loss_mask,
+        rollout_logprobs=row.logprobs,
+        advantages=tuple(advantage if trained else 0.0 for trained in loss_mask),
+        policy_versions=row.policy_versions,
+        draw=trajectory.draw,
+        member=trajectory.member,
+    )
+
+
+def split_minibatches(samples: Sequence[Sample], num_parts: int) -> list[list[Sample]]:
+    """Cut into at most `num_parts` lists by task draw: whole groups, in the order of their draw number.
+
+    Fewer lists come back where fewer draws have anything to train.
+    """
+    by_draw: dict[int, list[Sample]] = {}
+    for sample in samples:
+        by_draw.setdefault(sample.draw, []).append(sample)
+    draws = sorted(by_draw)
+    num_parts = min(num_parts, len(draws))
+    edges = [len(draws) * i // num_parts for i in range(num_parts + 1)] if num_parts else []
+    parts = [draws[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [[sample for draw in part for sample in by_draw[draw]] for part in parts]
+
+
+def make_batches(samples: Sequence[Sample], *, max_tokens: int, denominator: int | None = None) -> list[Batch]:
+    """Micro-batches of at most `max_tokens` tokens (padding included), longest rows first.
+
+    A single row longer than `max_tokens` gets a batch of its own. The order depends on lengths, draw and member only, so
+    equal samples in any order give equal batches.
+
+    Args:
+        denominator: trained tokens of the optimizer step; by default those of `samples`.
+
+    Raises:
+        EmptyBatchError: no token is trained.
+        ValueError: a trained token has a non-finite sampler log-prob or advantage; names the sample and the token.
+    """
+    num_trained = sum(sample.num_trained_tokens for sample in samples)
+    if num_trained == 0:
+        raise EmptyBatchError(
+            f"none of the tokens of {len(samples)} samples is trained: every group has fewer than "
+            f"{MIN_VALID_MEMBERS} valid members (group_size 1, or failures), is masked, or has nothing sampled"
+        )
+    order = sorted(samples, key=lambda s: (-len(s.token_ids), s.draw, s.member, s.token_ids))
+    batches: list[Batch] = []
+    start = 0
+    while start < len(order):
+        num_rows = max(1, max_tokens // len(order[start].token_ids))
+        batches.append(_collate(order[start : start + num_rows], denominator or num_trained))
+        start += num_rows
+    return batches
+
+
+def _collate(samples: Sequence[Sample], denominator: int) -> Batch:
+    num_tokens = max(len(sample.token_ids) for sample in samples)
+
+    def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([(*row, *([fill] * (num_tokens - len(row)))) for row in rows], dtype=dtype)
+
+    rollout_logprobs_BT = padded([s.rollout_logprobs for s in samples], math.nan, torch.float32)
+    lengths_B1 = torch.tensor([[len(s.token_ids)] for s in samples])
+    position_ids_BT = torch.arange(num_tokens).repeat(len(samples), 1)
+    batch = Batch(
+        token_ids_BT=padded([s.token_ids for s in samples], 0, torch.int64),
+        loss_mask_BT=padded([s.loss_mask for s in samples], False, torch.bool),
+        rollout_logprobs_BT=rollout_logprobs_BT,
+        old_logprobs_BT=torch.full_like(rollout_logprobs_BT, math.nan),
+        advantages_BT=padded([s.advantages for s in samples], 0.0, torch.float32),
+        segment_ids_BT=torch.where(position_ids_BT < lengths_B1, 0, -1),
+        position_ids_BT=position_ids_BT,
+        denominator=denominator,
+    )
+    _refuse_non_finite(samples, batch)
+    return batch
+
+
+def _refuse_non_finite(samples: Sequence[Sample], batch: Batch) -> None:
+    for what, values_BT in (("sampler log-prob", batch.rollout_logprobs_BT), ("advantage", batch.advantages_BT)):
+        bad_BT = batch.loss_mask_BT & ~values_BT.isfinite()
+        if bad_BT.any():
+            row, token = (int(i) for i in bad_BT.nonzero()[0])
+            raise ValueError(
+                f"sample {samples[row].draw}/{samples[row].member}: token {token} (id {samples[row].token_ids[token]}) "
+                f"is trained but its {what} is {values_BT[row, token].item()}; the policy must answer with a finite "
+                "log-prob for every token that it sampled"
+            )
