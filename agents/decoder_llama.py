@@ -45,7 +45,7 @@ def trajectory_key(request: GenerateRequest) -> TrajectoryKey:
 
 
 class LlamaBackend:
-    """Decoding with a cache that outlives the turn. Life: any number of begin, (step | keep)*, end; `forget` at will."""
+    """Decoding with a cache that outlives the turn. Life: any number of begin, (step | keep)*, end, and `forget`."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
