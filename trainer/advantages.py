@@ -1,7 +1,7 @@
 """Group-relative advantages: how much better a trajectory did than the others of its own task draw.
 
-Flow: ``Group -> effective rewards of the valid members -> one advantage a trajectory``. `samples_from_groups` then gives
-every trained token of the trajectory that one number.
+Flow: ``Group -> effective rewards of the valid members -> one advantage a trajectory``. `samples_from_groups` then
+gives every trained token of the trajectory that one number.
 
 Invariants: the group key is the task draw, never the batch or the row; a trajectory counts once however many token rows
 it has; members without a reward leave mean and standard deviation and get NaN; equal rewards give exactly 0.
@@ -52,7 +52,7 @@ def dr_grpo_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def rloo_advantages(rewards: Sequence[float]) -> list[float]:
-    """``A_i = r_i - sum(r_j for j != i) / (n - 1)``: the baseline is the mean of the others (RLOO, arXiv 2402.14740)."""
+    """``A_i = r_i - sum(r_j for j != i) / (n - 1)``, the baseline being the others (RLOO, arXiv 2402.14740)."""
     if has_no_spread(rewards):
         return [0.0] * len(rewards)
     total = math.fsum(rewards)

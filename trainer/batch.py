@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import torch
 
@@ -35,9 +36,9 @@ class EmptyBatchError(ValueError):
 class Batch:
     """One micro-batch: right-padded rows, index `t` describing token `t` itself.
 
-    Example (one row of 3 tokens, one of 2, the last token of each trained, 2 trained tokens in the whole optimizer step):
+    Example (a row of 3 tokens and one of 2, the last of each trained, 2 trained tokens in the whole optimizer step):
     ``token_ids_BT=[[5, 6, 7], [5, 8, 0]], loss_mask_BT=[[F, F, T], [F, T, F]], segment_ids_BT=[[0, 0, 0], [0, 0, -1]],
-    position_ids_BT=[[0, 1, 2], [0, 1, 2]], denominator=2``
+    position_ids_BT=[[0, 1, 2], [0, 1, 2]], denominator=2, has_signal=True``
     """
 
     token_ids_BT: torch.Tensor  # int64
@@ -49,6 +50,8 @@ class Batch:
     position_ids_BT: torch.Tensor  # int64, restarts at 0 in every segment
     denominator: int
     """Trained tokens of the whole optimizer step, over all its micro-batches."""
+    has_signal: bool
+    """Whether any trained token has an advantage other than 0; without one the policy loss has no gradient."""
 
     @property
     def num_tokens(self) -> int:
@@ -61,7 +64,7 @@ class Batch:
         return bool((self.segment_ids_BT > 0).any())
 
     def to(self, device: torch.device | str) -> Batch:
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "denominator"}
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), torch.Tensor)}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
@@ -136,15 +139,16 @@ def split_minibatches(samples: Sequence[Sample], num_parts: int) -> list[list[Sa
     draws = sorted(by_draw)
     num_parts = min(num_parts, len(draws))
     edges = [len(draws) * i // num_parts for i in range(num_parts + 1)] if num_parts else []
-    parts = [draws[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    parts = [draws[start:end] for start, end in pairwise(edges)]
     return [[sample for draw in part for sample in by_draw[draw]] for part in parts]
 
 
 def make_batches(samples: Sequence[Sample], *, max_tokens: int, denominator: int | None = None) -> list[Batch]:
-    """Micro-batches of at most `max_tokens` tokens (padding included), longest rows first.
+    """Micro-batches of at most `max_tokens` tokens (padding included), of rows of similar length.
 
-    A single row longer than `max_tokens` gets a batch of its own. The order depends on lengths, draw and member only, so
-    equal samples in any order give equal batches.
+    Samples whose advantages are all 0 come last and in batches of their own: a forward pass is all that they need. A
+    single row longer than `max_tokens` gets a batch of its own. The order depends on the samples alone, so equal
+    samples in any order give equal batches.
 
     Args:
         denominator: trained tokens of the optimizer step; by default those of `samples`.
@@ -161,15 +165,20 @@ def make_batches(samples: Sequence[Sample], *, max_tokens: int, denominator: int
         )
     order = sorted(samples, key=lambda s: (-len(s.token_ids), s.draw, s.member, s.token_ids))
     batches: list[Batch] = []
-    start = 0
-    while start < len(order):
-        num_rows = max(1, max_tokens // len(order[start].token_ids))
-        batches.append(_collate(order[start : start + num_rows], denominator or num_trained))
-        start += num_rows
+    for has_signal in (True, False):
+        rows = [sample for sample in order if _has_signal(sample) is has_signal]
+        while rows:
+            num_rows = max(1, max_tokens // len(rows[0].token_ids))
+            batches.append(_collate(rows[:num_rows], denominator or num_trained, has_signal=has_signal))
+            rows = rows[num_rows:]
     return batches
 
 
-def _collate(samples: Sequence[Sample], denominator: int) -> Batch:
+def _has_signal(sample: Sample) -> bool:
+    return any(a != 0 for a, trained in zip(sample.advantages, sample.loss_mask, strict=True) if trained)
+
+
+def _collate(samples: Sequence[Sample], denominator: int, *, has_signal: bool) -> Batch:
     num_tokens = max(len(sample.token_ids) for sample in samples)
 
     def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
@@ -187,6 +196,7 @@ def _collate(samples: Sequence[Sample], denominator: int) -> Batch:
         segment_ids_BT=torch.where(position_ids_BT < lengths_B1, 0, -1),
         position_ids_BT=position_ids_BT,
         denominator=denominator,
+        has_signal=has_signal,
     )
     _refuse_non_finite(samples, batch)
     return batch

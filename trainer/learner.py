@@ -6,10 +6,12 @@ Flow of `train_on`::
     old log-probs: K = 1: those of the one forward pass, detached (ratio exactly 1);
                    K > 1: of every minibatch after the first, by a pass without gradient before the first update
     each minibatch: forward, loss / denominator, backward over its micro-batches; clip the gradient; step; version + 1
+    micro-batches in which every advantage is 0 get the forward pass only (for the metrics): their gradient is 0
 
-Invariants: `policy_version` rises by 1 per optimizer step that was taken; one with a non-finite gradient norm is skipped,
-counted and does not raise it. The model is trained in place and stays the caller's object, so an in-process sampler
-always has the live weights. The model is in eval mode throughout: dropout would train another policy than the one sampled.
+Invariants: `policy_version` rises by 1 per optimizer step that was taken; one with a non-finite gradient norm is
+skipped, counted and does not raise it. The model is trained in place and stays the caller's object, so an in-process
+sampler always has the live weights. It is in eval mode throughout: dropout would train another policy than the one that
+was sampled.
 
 Does not do: rollouts, checkpoint folders (it writes its files into one: `save`), several processes.
 """
@@ -56,8 +58,8 @@ def learning_rate_factor(schedule: str, step: int, *, warmup_steps: int, total_s
 class Learner:
     """GRPO updates of one model.
 
-    Life cycle: construct with the model the run starts from (the KL reference is copied here, so that a resumed run keeps
-    its first reference), `load` a checkpoint's folder where there is one, then `train_on` once a batch.
+    Life cycle: construct with the model the run starts from (the KL reference is copied here, so that a resumed run
+    keeps its first reference), `load` a checkpoint's folder where there is one, then `train_on` once a batch.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Learner:
         return self.config.learning_rate * factor
 
     def train_on(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on one batch: up to `minibatches_per_step` optimizer steps. The metrics are in `trainer.metrics.METRICS`.
+        """Train on one batch, at most `minibatches_per_step` optimizer steps; returns metrics (`metrics.METRICS`).
 
         Raises:
             EmptyBatchError: no token is trained; the weights are untouched.
@@ -166,14 +168,16 @@ class Learner:
         return [replace(batch, old_logprobs_BT=scores.logprobs_BT) for batch, scores in scored]
 
     def _optimizer_step(self, batches: list[Batch], tally: Tally, *, first: bool) -> None:
-        for batch in batches:
-            scores = score_tokens(self.model, batch, temperature=self.temperature)
+        for index, batch in enumerate(batches):
+            # The first always: with nothing to learn the gradient is 0, not absent, and Adam's momentum still acts.
+            wants_gradient = batch.has_signal or self.reference is not None or index == 0
+            with torch.set_grad_enabled(wants_gradient):
+                scores = score_tokens(self.model, batch, temperature=self.temperature)
+                loss = self._loss(batch, scores, self._old_logprobs(batch, scores, first=first), tally)
             if first:
                 tally.add_mismatch(batch, scores)
-            old_BT = scores.logprobs_BT.detach() if first else batch.old_logprobs_BT
-            if self.config.old_logprobs == "rollout":
-                old_BT = batch.rollout_logprobs_BT
-            self.accelerator.backward(self._loss(batch, scores, old_BT, tally))
+            if wants_gradient:
+                self.accelerator.backward(loss)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
@@ -185,6 +189,11 @@ class Learner:
         else:
             self.num_skipped_steps += 1
         self.optimizer.zero_grad()
+
+    def _old_logprobs(self, batch: Batch, scores: TokenScores, *, first: bool) -> torch.Tensor:
+        if self.config.old_logprobs == "rollout":
+            return batch.rollout_logprobs_BT
+        return scores.logprobs_BT.detach() if first else batch.old_logprobs_BT
 
     def _loss(self, batch: Batch, scores: TokenScores, old_BT: torch.Tensor, tally: Tally) -> torch.Tensor:
         parts: PolicyLoss = policy_loss(

@@ -1,12 +1,12 @@
 """Log-probs of the trained tokens under a model, in fp32, aligned to the token itself.
 
-Flow: one forward pass; a hook in front of the output layer keeps only the positions that predict a trained token, so the
-vocabulary-sized work is done for those alone; then temperature, log-softmax, gather, and scatter back to ``[B, T]``.
+Flow: one forward pass; a hook in front of the output layer keeps only the positions that predict a trained token, so
+the vocabulary-sized work is done for those alone; then temperature, log-softmax, gather, and scatter to ``[B, T]``.
 
-Invariants: the distribution is the one that was sampled from (logits / temperature); positions that are not trained hold
-NaN. Rows are padded on the right: a causal model's output at a token cannot depend on what comes after it.
+Invariants: the distribution is the one that was sampled from (logits / temperature); positions that are not trained
+hold NaN. Rows are padded on the right: a causal model's output at a token cannot depend on what comes after it.
 
-Does not do: chunking over the vocabulary, top-p and its like (they renormalise, and training does not sample with them).
+Does not do: chunking over the vocabulary; top-p and its like (they renormalise, and training samples without them).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from quintain.trainer.batch import Batch, next_token_view
 
 PLAIN_CAUSAL_MODELS = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"})
-"""Model types known to attend to the past only. The others are given the padding mask, which costs speed, not accuracy."""
+"""Model types known to attend to the past only. Others are given the padding mask, which costs speed, not accuracy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

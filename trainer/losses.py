@@ -3,9 +3,9 @@
 Symbols: ``lp`` logprobs (with gradient), ``old`` old_logprobs (the proximal policy), ``ref`` ref_logprobs, ``A``
 advantages, ``r = exp(lp - old)`` the importance ratio, ``m`` the mask of trained tokens, ``N`` the denominator.
 
-Invariants: values at positions that are not trained are selected away before any arithmetic (NaN * 0 is NaN); a log-ratio
-is clamped before `exp`, since clamping afterwards leaves a NaN gradient behind inf; the denominator is given by the
-caller and is the number of trained tokens of the whole optimizer step.
+Invariants: values at positions that are not trained are selected away before any arithmetic (NaN * 0 is NaN); a
+log-ratio is clamped before `exp`, since clamping afterwards leaves a NaN gradient behind inf; the denominator is given
+by the caller and is the number of trained tokens of the whole optimizer step.
 
 Does not do: per-sequence aggregation, entropy bonus, importance correction towards the sampler.
 """
@@ -78,21 +78,21 @@ def policy_loss(
 
 
 def clamped_exp(log_ratio: torch.Tensor) -> torch.Tensor:
-    """``exp(x)`` with x clamped to +-`LOG_RATIO_LIMIT` first: finite value, and gradient 0 (not NaN) beyond the limit."""
+    """``exp(x)``, x clamped to +-`LOG_RATIO_LIMIT` first: a finite value, and gradient 0 (not NaN) beyond the limit."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def sequence_ratio(logprobs_BT: torch.Tensor, old_logprobs_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Geometric mean of a row's token ratios, ``exp(sum_m (lp - old) / sum_m 1)``, `[B]`; 1 for a row without trained tokens.
+    """Geometric mean of a row's token ratios, ``exp(sum_m (lp - old) / sum_m 1)``, `[B]` (GSPO, arXiv 2507.18071).
 
-    The mean divides by the row's trained tokens, so padding and tool text change nothing (GSPO, arXiv 2507.18071).
+    The mean divides by the row's trained tokens, so padding and tool text change nothing; 1 where a row has none.
     """
     log_ratio_BT = torch.where(mask_BT, logprobs_BT, 0.0) - torch.where(mask_BT, old_logprobs_BT, 0.0)
     return clamped_exp(log_ratio_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1))
 
 
 def kl_k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """``k1 = lp - ref``, elementwise: unbiased for KL(policy || reference) on the policy's own samples, can be negative."""
+    """``k1 = lp - ref``, elementwise: unbiased for KL(policy || reference) on the policy's samples; can be negative."""
     return logprobs - ref_logprobs
 
 
@@ -102,7 +102,7 @@ def kl_k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 
 def kl_k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """``k3 = exp(ref - lp) - 1 - (ref - lp)``, elementwise: unbiased and never negative (GRPO, arXiv 2402.03300, eq. 4)."""
+    """``k3 = exp(ref - lp) - 1 - (ref - lp)``, elementwise: unbiased, never negative (GRPO, arXiv 2402.03300)."""
     log_ratio = (ref_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     # expm1 keeps the digits that exp(x) - 1 loses where the two policies nearly agree.
     return log_ratio.expm1() - log_ratio

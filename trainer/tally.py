@@ -1,7 +1,7 @@
 """`Tally`: sums and maxima of one batch's training, kept on the device and read once.
 
-Invariants: every mean is a sum over trained tokens divided by the number of trained tokens of the batch; nothing is read
-from the device before `metrics`.
+Invariants: every mean is a sum over trained tokens divided by the number of trained tokens of the batch; nothing is
+read from the device before `metrics`.
 """
 
 from __future__ import annotations

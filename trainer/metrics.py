@@ -1,0 +1,117 @@
+"""The registry of metric names, and the metrics that are computed from groups.
+
+Invariants: names are `area/what_unit` and fixed: no task, tool or member in a name; `docs/metrics.md` lists exactly
+these; a mean leaves non-finite values out, and is absent where nothing finite is left.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from quintain.agents.outcome import Outcome
+from quintain.agents.trajectory import Group, Trajectory
+from quintain.trainer.advantages import MIN_VALID_MEMBERS, has_no_spread
+
+METRICS: dict[str, str] = {
+    "reward/mean": "Mean reward of the batch's valid trajectories (those that ended with a reward).",
+    "reward/std": "Standard deviation (ddof = 1) of the rewards of the batch's valid trajectories.",
+    "reward/zero_variance_groups_frac": (
+        "Share of the groups with at least two valid members in which all rewards are equal, so that they teach nothing."
+    ),
+    "reward/num_dropped_groups": "Groups with fewer than two valid members; they leave the loss.",
+    "rollout/success_frac": "Share of the valid trajectories that the environment calls a success.",
+    "rollout/tokens_mean": "Mean number of sampled tokens of a valid trajectory; tool text does not count.",
+    "rollout/turns_mean": "Mean number of turns (generations) of a valid trajectory.",
+    "rollout/truncated_frac": "Share of all trajectories that hit a limit of turns, tokens, context or time.",
+    "rollout/failed_frac": (
+        "Share of all trajectories that broke in the environment, the sandbox, the engine or the verifier."
+    ),
+    "rollout/format_error_frac": (
+        "Share of all trajectories with at least one tool call that could not be parsed or was refused."
+    ),
+    "rollout/num_trajectories": "Trajectories of the batch, failed and cancelled ones included.",
+    "rollout/num_retries": "Infrastructure retries that the batch's trajectories needed.",
+    "train/loss": "Policy loss plus weighted KL, a mean over trained tokens; mean over the batch's optimizer steps.",
+    "train/grad_norm": "Global L2 norm of the gradient before clipping; mean over the batch's optimizer steps.",
+    "train/ratio_mean": "Mean over trained tokens of the importance ratio exp(logprobs - old_logprobs).",
+    "train/ratio_max": (
+        "Largest importance ratio of a trained token; exactly 1 with one optimizer step and recomputed old log-probs."
+    ),
+    "train/sequence_ratio_max": "Largest geometric mean of the importance ratios of one row's trained tokens.",
+    "train/clip_frac": "Share of the trained tokens where the clip is active, so that they give no gradient.",
+    "train/num_clamped_tokens": "Trained tokens whose log-ratio was beyond the clamp in front of the exponential.",
+    "train/entropy": "Mean entropy, in nats, of the distributions that the trained tokens were drawn from.",
+    "train/kl_reference": "Mean k3 estimate over trained tokens of KL(policy || reference); only with kl_coef > 0.",
+    "train/learning_rate": "Learning rate of the batch's first optimizer step.",
+    "train/num_trained_tokens": (
+        "Tokens that the loss mask keeps: the denominators of the batch's optimizer steps, added up."
+    ),
+    "train/num_rows": "Token rows that were trained on.",
+    "train/padding_frac": "Share of the forward passes' tokens that is padding.",
+    "train/minibatch_steps": "Optimizer steps that the batch was cut into.",
+    "train/num_skipped_steps": "Optimizer steps of the batch left out because the gradient norm was not finite.",
+    "mismatch/logprob_gap_max": (
+        "Largest absolute difference, over trained tokens, of the trainer's and the sampler's log-prob."
+    ),
+    "mismatch/logprob_gap_mean": (
+        "Mean absolute difference, over trained tokens, of the trainer's and the sampler's log-prob."
+    ),
+    "mismatch/k3": "Mean k3 estimate over trained tokens of KL(sampler || trainer), before the batch's first update.",
+    "policy/version": "Version of the policy after the batch: optimizer steps taken since the start of RL.",
+    "policy/staleness_max": (
+        "Version at the batch's first optimizer step minus the oldest version that sampled a trained token."
+    ),
+    "eval/success_frac_sampled": "Share of the held-out tasks solved when sampling at the training temperature.",
+    "eval/success_frac_greedy": "Share of the held-out tasks solved when always taking the likeliest token.",
+    "eval/reward_mean_sampled": "Mean reward on the held-out tasks when sampling at the training temperature.",
+    "eval/reward_mean_greedy": "Mean reward on the held-out tasks when always taking the likeliest token.",
+    "time/rollout_s": "Seconds from the first request of the batch to its last trajectory.",
+    "time/train_s": "Seconds of turning groups into samples and of all optimizer steps of the batch.",
+    "time/step_s": "Seconds of the whole batch, rollouts and training; evaluation, saving and recording are apart.",
+    "perf/tokens_per_second": "Sampled tokens of the batch divided by the seconds of the whole batch.",
+    "metrics/nonfinite_num": "Values of this record that were NaN or infinite.",
+}
+"""Every metric name and the sentence that explains it."""
+
+
+def mean_of_finite(values: Iterable[float]) -> tuple[float, int] | None:
+    """Mean of the finite values and how many they are; None where there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return (math.fsum(finite) / len(finite), len(finite)) if finite else None
+
+
+def num_nonfinite(metrics: Mapping[str, float]) -> int:
+    """How many values of one record are NaN or infinite."""
+    return sum(not math.isfinite(value) for value in metrics.values())
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """The `reward/` and `rollout/` metrics of one batch; a mean over nothing is left out."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    valid = [t for group in groups for t in group.valid]
+    rewards = [t.reward for t in valid if math.isfinite(t.reward)]
+    rewards_of_groups = [[t.reward for t in group.valid] for group in groups]
+    comparable = [rewards for rewards in rewards_of_groups if len(rewards) >= MIN_VALID_MEMBERS]
+    means = {
+        "reward/mean": mean_of_finite(rewards),
+        "reward/zero_variance_groups_frac": mean_of_finite(has_no_spread(rewards) for rewards in comparable),
+        "rollout/success_frac": mean_of_finite(t.success for t in valid),
+        "rollout/tokens_mean": mean_of_finite(t.num_sampled_tokens for t in valid),
+        "rollout/turns_mean": mean_of_finite(len(t.turns) for t in valid),
+        "rollout/truncated_frac": mean_of_finite(t.outcome is Outcome.TRUNCATED for t in trajectories),
+        "rollout/failed_frac": mean_of_finite(t.outcome.is_failure for t in trajectories),
+        "rollout/format_error_frac": mean_of_finite(_has_format_error(t) for t in trajectories),
+    }
+    metrics = {name: mean[0] for name, mean in means.items() if mean is not None}
+    if len(rewards) > 1:
+        metrics["reward/std"] = statistics.stdev(rewards)
+    metrics["reward/num_dropped_groups"] = len(groups) - len(comparable)
+    metrics["rollout/num_trajectories"] = len(trajectories)
+    metrics["rollout/num_retries"] = sum(t.attempt for t in trajectories)
+    return metrics
+
+
+def _has_format_error(trajectory: Trajectory) -> bool:
+    return any(turn.num_format_errors for turn in trajectory.turns)
