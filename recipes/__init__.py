@@ -1,1 +1,1 @@
-"""Composition root: config tree, recipes, command line, and what puts the layers together. Importing it costs nothing."""
+"""The composition root: config tree, recipes, command line, and what puts the layers together into a run."""

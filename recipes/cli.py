@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 ENVIRONMENT_DEFAULTS = {
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads of two OpenMP libraries spinning at once cost a small model most of its time
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads of two OpenMP libraries would spin against each other
     "GOMP_SPINCOUNT": "0",
     "TOKENIZERS_PARALLELISM": "false",  # the tokenizer is called from many threads, never on long lists
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -74,7 +74,9 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path | None, resume: boo
 @click.argument("target", metavar="RUN|RECIPE")
 @_OVERRIDES
 @click.option("--greedy/--sampled", default=False, help="Temperature 0, or the recipe's.  [default: sampled]")
-@click.option("--num-tasks", type=click.IntRange(min=1), help="Use the first N held-out tasks.  [default: the recipe's]")
+@click.option(
+    "--num-tasks", type=click.IntRange(min=1), help="Use the first N held-out tasks.  [default: the recipe's]"
+)
 def evaluate(target: str, overrides: tuple[str, ...], greedy: bool, num_tasks: int | None) -> None:
     """Success on held-out tasks: of a run's newest checkpoint, or of a recipe's model before training.
 
@@ -146,7 +148,7 @@ def show(run: Path | None, step: int | None, num_trajectories: int) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port of the page.  [default: a free one]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def view(run: Path | None, port: int | None, host: str) -> None:
-    """Start Aim's web page with links to the trajectories and the reward curve of RUN (default: the newest); Ctrl-C ends it.
+    """Start Aim's page with links to trajectories and curves of RUN (default: the newest); Ctrl-C ends it.
 
     \b
     Examples:
@@ -180,7 +182,9 @@ def env_list(as_json: bool) -> None:
 
 @env.command(name="check")
 @click.argument("env_id", metavar="ID")
-@click.option("--sandbox", "sandbox_type", type=click.Choice(["auto", "docker", "local"]), default="auto", show_default=True)
+@click.option(
+    "--sandbox", "sandbox_type", type=click.Choice(["auto", "docker", "local"]), default="auto", show_default=True
+)
 def env_check(env_id: str, sandbox_type: str) -> None:
     """Check the environment ID: Gymnasium's own checks, tool schemas, tasks, demonstrations against the real tools.
 

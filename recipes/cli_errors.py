@@ -17,6 +17,9 @@ import click
 INPUT_ERRORS = (
     "quintain.recipes.loader:RecipeError",
     "quintain.sandbox.base:SandboxUnavailable",
+    "quintain.envs.errors:UnknownEnvironmentError",
+    "quintain.envs.errors:NoTasksError",
+    "quintain.agents.template:TemplateError",
 )
 """Errors that say what the user has to change, as `module:class`: looked up among the loaded modules only, since an
 exception whose module was never imported cannot have been raised."""
@@ -46,6 +49,7 @@ def is_input_error(error: BaseException) -> bool:
 
 def report(error: BaseException) -> int:
     """Print what the user needs to know of `error` to stderr and return the exit code."""
+    notes: list[str] = list(getattr(error, "__notes__", ()))
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, SystemExit):
@@ -53,19 +57,16 @@ def report(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         error.show()
         return 2
-    if isinstance(error, Terminated):
-        click.echo("terminated", err=True)
-        return 128 + signal.SIGTERM
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        click.echo("interrupted", err=True)
-        return 128 + signal.SIGINT
+        terminated = isinstance(error, Terminated)
+        click.echo("\n".join(["terminated" if terminated else "interrupted", *notes]), err=True)
+        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
     if isinstance(error, BrokenPipeError):  # `quintain show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if is_input_error(error):
         click.echo(f"error: {error}", err=True)
         return 2
-    notes = list(getattr(error, "__notes__", ()))
     if not any(note.startswith("log:") for note in notes):
         notes.append(f"log: {_write_traceback(error)}")
     first_line = (str(error).strip().splitlines() or [""])[0]
@@ -78,6 +79,8 @@ def report(error: BaseException) -> int:
 def _write_traceback(error: BaseException) -> str:
     import tempfile
 
-    with tempfile.NamedTemporaryFile("w", prefix="quintain-error-", suffix=".log", delete=False, encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="quintain-error-", suffix=".log", delete=False, encoding="utf-8"
+    ) as file:
         file.write("".join(traceback.format_exception(error)))
     return file.name

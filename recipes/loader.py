@@ -3,7 +3,7 @@
     file text -> YAML (`recipe_yaml`) -> overrides laid over -> relative paths resolved -> unknown keys -> pydantic
 
 Rules:
-- What is given explicitly wins, whatever its value: `false`, `0`, `""` and `null` count. Later overrides win over earlier.
+- What is given explicitly wins, whatever its value: `false`, `0`, `""` and `null` count. Of two overrides the later wins.
 - A relative path is relative to the recipe's folder, on the command line too; never to the working directory. Only the
   warm start's *default* cache folder, which no recipe wrote, is taken from the working directory.
 - Everything wrong is reported at once, one line a problem, before anything heavy is imported.
@@ -93,7 +93,9 @@ def find_recipe(path: Path) -> Path:
         return path.resolve()
     import difflib
 
-    folders = dict.fromkeys(folder.resolve() for folder in (path.parent, Path("recipes"), RECIPES_DIR) if folder.is_dir())
+    folders = dict.fromkeys(
+        folder.resolve() for folder in (path.parent, Path("recipes"), RECIPES_DIR) if folder.is_dir()
+    )
     found = {file.name: file for folder in reversed(folders) for file in sorted(folder.glob("*.y*ml"))}
     near = difflib.get_close_matches(path.name, found, n=3, cutoff=0.5) or list(found)[:8]
     names = ", ".join(_from_here(found[name]) for name in near)

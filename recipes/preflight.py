@@ -54,7 +54,9 @@ def _path_problems(config: RecipeConfig) -> list[str]:
     problems = []
     path = config.model.path
     if path is not None and Path(path).is_absolute() and not (Path(path) / "config.json").is_file():
-        problems.append(f"model.path: {path} holds no model (no config.json); relative paths start at the recipe's folder")
+        problems.append(
+            f"model.path: {path} holds no model (no config.json); relative paths start at the recipe's folder"
+        )
     file, colon, _ = config.environment.id.rpartition(":")
     if colon and file.endswith(".py") and not Path(file).is_file():
         problems.append(f"environment.id: there is no file {file}; relative paths start at the recipe's folder")

@@ -49,6 +49,7 @@ class RichProgress:
             TextColumn("{task.fields[note]}", markup=False),
             console=Console(stderr=True),
             refresh_per_second=4,
+            speed_estimate_period=600.0,  # a step may take minutes; an ETA needs two of them
         )
         self._tasks: dict[str, TaskID] = {}
 

@@ -85,7 +85,7 @@ def unknown_key(path: str, root: type[BaseModel]) -> str:
 
 
 def key_problems(data: Mapping[Any, Any], model: type[BaseModel], root: type[BaseModel], prefix: str = "") -> list[str]:
-    """One sentence for each key below `data` that the tree does not have, and for each section that is not a mapping."""
+    """One sentence for each key that the tree does not have, and for each boolean where a number or text is due."""
     problems: list[str] = []
     for key, value in data.items():
         path = f"{prefix}{key}"
