@@ -71,9 +71,8 @@ class BoxSource:
             return self._pool
         if self._own_pool is None:
             config = self._config.model_copy(update={"pool_size": 1})
-            self._own_pool = open_pool(
-                config, needs_isolation=self._needs_isolation, owner=f"environment {self._owner}"
-            )
-            if self._own_pool.notice:
-                warnings.warn(self._own_pool.notice, stacklevel=2)
+            owner = f"environment {self._owner}"
+            pool = self._own_pool = open_pool(config, needs_isolation=self._needs_isolation, owner=owner)
+            if pool.notice:
+                warnings.warn(pool.notice, stacklevel=2)
         return self._own_pool

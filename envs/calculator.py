@@ -1,7 +1,7 @@
 """`quintain/Calculator-v0`: arithmetic that is easy with the calculator and hard without.
 
-One trajectory: a number or word problem, a call of `calculator`, its result, a sentence with the number. The expression is
-checked for form on the host and computed by awk in a box; it is never evaluated on the host.
+One trajectory: a number or word problem, a call of `calculator`, its result, a sentence with the number. The expression
+is checked for form on the host and computed by awk in a box; it is never evaluated on the host.
 """
 
 from __future__ import annotations

@@ -23,4 +23,4 @@ class EnvironmentConfig(BaseModel):
     max_turns: int | None = Field(default=None, ge=1)
     """Overrides the environment's own limit of turns a trajectory."""
     max_calls_per_turn: int | None = Field(default=None, ge=1)
-    """Overrides the environment's own limit of tool calls a turn; further ones are not run and the model is told which."""
+    """Overrides the environment's own limit of tool calls a turn; the model is told which further ones were not run."""

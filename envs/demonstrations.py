@@ -1,7 +1,7 @@
 """Building demonstrations: a conversation as a model would hold it, from a few parts.
 
-A text is an assistant message. `(tool, arguments)` is an assistant message with that call, followed by the tool message;
-the result is what the tool really gives, or the third member where running it needs a box.
+A text is an assistant message. `(tool, arguments)` is an assistant message with that call, followed by the tool
+message; the result is what the tool really gives, or the third member where running it needs a box.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Finding environments: by Gymnasium id, by file, by module, and those other distributions bring along.
 
-    quintain/Calculator-v0     registered with Gymnasium: ours, or by an entry point of the group `quintain.environments`
-                               (name = the id, value = `module:Class`)
+    quintain/Calculator-v0     registered with Gymnasium: ours, or by an entry point of another distribution in the
+                               group `quintain.environments` (name = the id, value = `module:Class`)
     path/to/file.py:Class      relative to `base_dir` (the recipe's folder)
     module:Class               importable
 
-Loading a file runs it once a process; its folder is added at the *end* of `sys.path`, so that it can import its siblings
-and shadows nothing.
+Loading a file runs it once a process; its folder is added at the *end* of `sys.path`, so that it can import its
+siblings and shadows nothing.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def make_env(
         inspect.signature(cls).bind(split=split, pool=pool, **config.kwargs)
     except TypeError as error:
         raise TypeError(
-            f"{cls.__name__} cannot be made from environment.kwargs ({error}); its own `__init__` takes its settings and "
-            "passes the rest on: `def __init__(self, *, size=3, **kwargs): super().__init__(**kwargs); self.size = size`"
+            f"{cls.__name__} cannot be made from environment.kwargs ({error}); its own `__init__` takes its settings "
+            "and passes the rest on: `def __init__(self, *, size=3, **kwargs): super().__init__(**kwargs)`"
         ) from error
     env = cls(split=split, pool=pool, **config.kwargs)
     env.task_limit = config.num_train_tasks if split == "train" else config.num_eval_tasks

@@ -3,8 +3,9 @@
     def add(a: int, b: int = 0) -> int: "Add."   ->   Arguments(add).schema   ->   {"type": "object", "properties": …}
     '{"a": 1}'                                   ->   Arguments(add).read(…)  ->   {"a": 1}   or an ArgumentsError
 
-Checking is strict: an integer is a JSON integer, never the text "5"; text is taken as it stands. The one leniency is for
-booleans, which some chat templates can only write as words: "true"/"True" and "false"/"False" are read, nothing else.
+Checking is strict: an integer is a JSON integer, never the text "5"; text is taken as it stands. The one leniency is
+for booleans, which some chat templates can only write as words: "true"/"True" and "false"/"False" are read, nothing
+else.
 Nothing here runs a tool.
 """
 
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import inspect
 import re
-import types
 from collections.abc import Callable, Mapping
+from types import GenericAlias, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -170,10 +171,10 @@ def _with_boolean_words(annotation: Any) -> Any:
     if annotation is bool:
         return Annotated[bool, BeforeValidator(_boolean)]
     origin, parts = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
+    if origin in (Union, UnionType):
         return Union[tuple(_with_boolean_words(part) for part in parts)]  # noqa: UP007 - built at run time
     if origin in (list, dict):
-        return origin[tuple(_with_boolean_words(part) for part in parts)]
+        return GenericAlias(origin, tuple(_with_boolean_words(part) for part in parts))
     return annotation
 
 

@@ -7,7 +7,7 @@ learning: random short texts, and calls whose arguments no tool accepts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -70,7 +70,7 @@ class MessageSpace(gymnasium.Space[Message]):
             tool_call_id="call_0" if role == "tool" else None,
         )
 
-    def to_jsonable(self, sample_n: Sequence[Message]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[Message]) -> list[Any]:
         return [asdict(message) for message in sample_n]
 
     def from_jsonable(self, sample_n: list[Any]) -> list[Message]:
@@ -110,7 +110,7 @@ class MessagesSpace(gymnasium.Space[tuple[Message, ...]]):
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Message, ...]:
         return tuple(self.message.sample() for _ in range(int(self.np_random.integers(4))))
 
-    def to_jsonable(self, sample_n: Sequence[tuple[Message, ...]]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[tuple[Message, ...]]) -> list[Any]:
         return [self.message.to_jsonable(sample) for sample in sample_n]
 
     def from_jsonable(self, sample_n: list[Any]) -> list[tuple[Message, ...]]:

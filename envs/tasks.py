@@ -42,7 +42,7 @@ class TaskTable:
         return Task(id=row.pop("id"), prompt=row.pop("prompt"), data=row)
 
 
-def build_tasks(rows: object, *, owner: str, split: str, refuse: Refuse | None, limit: int | None) -> TaskTable:
+def build_tasks(rows: Any, *, owner: str, split: str, refuse: Refuse | None, limit: int | None) -> TaskTable:
     """Check the rows and make the table.
 
     Raises TypeError where `rows` is no table at all, ValueError naming the bad rows, NoTasksError where none is left.
@@ -52,8 +52,10 @@ def build_tasks(rows: object, *, owner: str, split: str, refuse: Refuse | None, 
         raise TypeError(
             f"{where} returned a DatasetDict with the splits {', '.join(map(str, rows))}; return one of them"
         )
+    dataset: datasets.Dataset
+    json_columns: tuple[str, ...] = ()
     if isinstance(rows, datasets.Dataset):
-        dataset, json_columns = rows, ()
+        dataset = rows
     elif isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping)):
         dataset, json_columns = _from_rows(list(rows), where)
     else:

@@ -6,9 +6,9 @@
       ` step(assistant without tool calls)  -> (), terminated        rewards are computed here, once
                                                                      (and where `max_turns` truncates)
 
-Invariants: nothing a trajectory puts on `self` or in its box is there after the next `reset`; `step` never resets; equal
-seed and actions give equal observations, rewards and infos (no times, no box ids); a box goes back to the pool on every
-path. Trouble a model causes is an observation; trouble of ours is an exception.
+Invariants: nothing a trajectory puts on `self` or in its box is there after the next `reset`; `step` never resets;
+equal seed and actions give equal observations, rewards and infos (no times, no box ids); a box goes back to the pool on
+every path. Trouble a model causes is an observation; trouble of ours is an exception.
 
 Not here: turning text into calls, cutting long tool output, deadlines (all in `agents`).
 """
@@ -30,7 +30,7 @@ from quintain.envs.boxes import BoxSource, SandboxScope
 from quintain.envs.demonstrations import Part, build_dialogue
 from quintain.envs.message import Message, Task, ToolCall, ToolSpec
 from quintain.envs.rewards import Reward, evaluate_reward, rewards_of
-from quintain.envs.spaces import MessagesSpace, MessageSpace
+from quintain.envs.spaces import MessageSpace, MessagesSpace
 from quintain.envs.tasks import TaskTable, build_tasks
 from quintain.envs.tools import Tool, ToolResult, run_call, tools_of
 from quintain.envs.trajectory_state import TrajectoryState
@@ -60,7 +60,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
     """`none`; `call`: a box is borrowed for each tool call; `trajectory`: one box from `reset` to the next `reset`."""
     tools: ClassVar[tuple[Callable[..., Any], ...]] = ()
     """Plain functions that are tools too, besides the `@tool` methods."""
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - gymnasium.Env declares it so
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - gymnasium.Env declares it so
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
         """Called at the end of `reset`, with `task` and the box in place: write files, set `self.state`."""
 
     def is_over(self) -> bool:
-        """Whether the trajectory is over though the model still calls tools (a game is won, say). Asked after a turn."""
+        """Whether the trajectory is over though the model still calls tools (a game is won). Asked after each turn."""
         return False
 
     def is_success(self, reward: float) -> bool:
@@ -212,8 +212,9 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
         task = (options or {}).get("task")
         if task is not None and not isinstance(task, Task):
             raise TypeError(f'options["task"] is {type(task).__name__}; give a Task, for example env.task_at(0)')
-        self._task = task or self.task_at(int(self.np_random.integers(self.num_tasks)))
-        first = Message(role="user", content=self._task.prompt)
+        chosen = task or self.task_at(int(self.np_random.integers(self.num_tasks)))
+        self._task = chosen
+        first = Message(role="user", content=chosen.prompt)
         opening = (Message(role="system", content=self.system_prompt), first) if self.system_prompt else (first,)
         self._messages = list(opening)
         self._num_turns = 0

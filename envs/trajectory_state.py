@@ -1,9 +1,9 @@
 """Forgetting: what one trajectory leaves on an environment instance is gone when the next begins.
 
 At the first `restore` the subclass's own attributes are noted, lists, dicts and sets with a shallow copy. Every later
-`restore` puts them back and drops attributes that were added since. Class attributes of those three types are copied onto
-the instance at construction, so that no two instances share one. What lies deeper (a list in a list) is not followed:
-such state belongs into `prepare`.
+`restore` puts them back and drops attributes that were added since. Class attributes of those three types are copied
+onto the instance at construction, so that no two instances share one. What lies deeper (a list in a list) is not
+followed: such state belongs into `prepare`.
 """
 
 from __future__ import annotations
