@@ -18,7 +18,7 @@ METRICS: dict[str, str] = {
     "reward/mean": "Mean reward of the batch's valid trajectories (those that ended with a reward).",
     "reward/std": "Standard deviation (ddof = 1) of the rewards of the batch's valid trajectories.",
     "reward/zero_variance_groups_frac": (
-        "Share of the groups with at least two valid members in which all rewards are equal, so that they teach nothing."
+        "Share of the groups with at least two valid members in which all rewards are equal: they teach nothing."
     ),
     "reward/num_dropped_groups": "Groups with fewer than two valid members; they leave the loss.",
     "rollout/success_frac": "Share of the valid trajectories that the environment calls a success.",
