@@ -21,7 +21,8 @@ def open_pool(config: SandboxConfig, *, needs_isolation: bool, owner: str) -> Sa
     """
     if config.type == "local":
         return _local_pool(config, f"sandbox.type=local: {NO_ISOLATION}")
-    from quintain.sandbox.docker.open import EngineMissing, open_docker_pool
+    from quintain.sandbox.docker.engine import EngineMissing
+    from quintain.sandbox.docker.pool import open_docker_pool
 
     try:
         return open_docker_pool(config, owner=owner)

@@ -1,0 +1,106 @@
+"""A container's stdin and stdout as asyncio streams, over the engine's attach call.
+
+    POST /containers/ID/attach -> 101, then raw bytes up, and frames down:
+    stream (1 byte), 3 zeros, length (u32), payload
+
+The SDK's own attach hands out a blocking socket through private attributes; this speaks the one request itself. Attach
+before start, or the first bytes are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from urllib.parse import urlsplit
+
+from quintain.sandbox.base import SandboxError
+
+HEADER = struct.Struct(">BxxxI")
+STDOUT = 1
+KEPT_STDERR_BYTES = 4096
+ATTACH_TIMEOUT_S = 15.0
+
+
+class Attachment(asyncio.Protocol):
+    """Takes the stream apart: stdout goes to `reader`, the end of stderr to `last_words`."""
+
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader()
+        self.upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+        self._data = bytearray()
+        self._stderr = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        if not self.upgraded.done() and not self._take_response():
+            return
+        while len(self._data) >= HEADER.size:
+            stream, length = HEADER.unpack_from(self._data)
+            if len(self._data) < HEADER.size + length:
+                return
+            payload = bytes(self._data[HEADER.size : HEADER.size + length])
+            del self._data[: HEADER.size + length]
+            if stream == STDOUT:
+                self.reader.feed_data(payload)
+            else:
+                self._stderr = (self._stderr + payload)[-KEPT_STDERR_BYTES:]
+
+    def _take_response(self) -> bool:
+        head, end, rest = bytes(self._data).partition(b"\r\n\r\n")
+        if not end:
+            return False
+        status = head.split(b" ", 2)[1:2]
+        if status in ([b"101"], [b"200"]):
+            self._data = bytearray(rest)
+            self.upgraded.set_result(None)
+        else:
+            text = (head.splitlines()[0] + b": " + rest[:500]).decode("utf-8", "replace")
+            self.upgraded.set_exception(SandboxError(f"the Docker engine refused to attach: {text}"))
+        return self.upgraded.exception() is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.upgraded.done():
+            self.upgraded.set_exception(SandboxError(f"the Docker engine hung up during attach: {exc}"))
+        self.reader.feed_eof()
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes for the container's stdin."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def last_words(self) -> str:
+        """The end of what the container's first process wrote to stderr."""
+        return self._stderr.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Hang up; the container's stdin ends."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def attach(url: str, api_version: str, container: str) -> Attachment:
+    """Attach to a created container. Raises SandboxError."""
+    loop = asyncio.get_running_loop()
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(ATTACH_TIMEOUT_S):
+            if parts.scheme == "unix":
+                _, attachment = await loop.create_unix_connection(Attachment, parts.path)
+            else:
+                _, attachment = await loop.create_connection(Attachment, parts.hostname, parts.port or 2375)
+            path = f"/v{api_version}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+            head = f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+            attachment.write(f"{head}Content-Length: 0\r\n\r\n".encode())
+            try:
+                await attachment.upgraded
+            except BaseException:
+                attachment.close()
+                raise
+    except (OSError, TimeoutError) as error:
+        raise SandboxError(f"cannot attach to container {container} at {url}: {error or 'no answer'}") from error
+    return attachment
