@@ -73,7 +73,7 @@ class Completion:
         edges = [0, *(span.end for span in self.version_spans)]
         starts = [span.start for span in self.version_spans]
         if starts != edges[:-1] or edges[-1] != len(self.token_ids):
-            raise ValueError(f"version spans {self.version_spans} do not cover the {len(self.token_ids)} sampled tokens")
+            raise ValueError(f"version spans {self.version_spans} do not cover {len(self.token_ids)} sampled tokens")
 
     def policy_versions(self) -> tuple[int, ...]:
         """The policy version of each token, `[T]`."""

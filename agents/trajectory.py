@@ -1,4 +1,4 @@
-"""What happened in one trajectory: turns, token rows with provenance, reward and outcome. Produced by `run_trajectory`."""
+"""What happened in one trajectory: turns, token rows with provenance, reward and outcome. Made by `run_trajectory`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Turn:
 class TokenRow:
     """One token sequence that the engine really saw, in order, with who made which token.
 
-    Index `t` of every array describes token `t` itself. Append-only templates give one row a trajectory; a template that
-    rewrites history forks into several.
+    Index `t` of every array describes token `t` itself. Append-only templates give one row a trajectory; a template
+    that rewrites history forks into several.
 
     Example (prompt of 3, 2 sampled): ``TokenRow(token_ids=(1, 9, 2, 40, 3), sampled=(False, False, False, True, True),
     logprobs=(nan, nan, nan, -0.1, -0.2), policy_versions=(-1, -1, -1, 0, 0))``
