@@ -199,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
 
+    transformers.logging.disable_progress_bar()
     torch.manual_seed(args.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()

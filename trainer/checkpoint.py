@@ -61,7 +61,7 @@ class GoodCheckpoint:
 
     path: Path
     step: int
-    loop_state: Mapping[str, Any]
+    state: Mapping[str, Any]
     """The dictionary that the loop gave to `save`."""
     passed_over: tuple[str, ...] = ()
     """Why each newer folder was not taken, newest first; empty where this is the newest."""
@@ -86,8 +86,10 @@ class Checkpoints:
         root.mkdir(parents=True, exist_ok=True)
         _finish_interrupted(root)
 
-    def save(self, step: int, learner: Saveable, loop_state: Mapping[str, Any]) -> Path:
+    def save(self, step: int, learner: Saveable, state: Mapping[str, Any]) -> Path:
         """Write the checkpoint of `step`, replacing one of the same step, and delete those beyond `keep`.
+
+        `state` is the loop's own and must be JSON.
 
         Raises:
             CheckpointError: the disk is full (or would be), or what was written does not read back.
@@ -100,7 +102,7 @@ class Checkpoints:
             learner.save(beside)
             if self._tokenizer is not None:
                 self._tokenizer.save_pretrained(beside / "model")
-            (beside / LOOP_STATE).write_text(json.dumps(dict(loop_state), indent=1), encoding="utf-8")
+            (beside / LOOP_STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
             _write_manifest(beside, step)
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -152,8 +154,8 @@ def latest_good(root: Path) -> GoodCheckpoint | None:
     for step in sorted(folders, reverse=True):
         problem = find_problem(folders[step])
         if problem is None:
-            loop_state = json.loads((folders[step] / LOOP_STATE).read_text(encoding="utf-8"))
-            return GoodCheckpoint(path=folders[step], step=step, loop_state=loop_state, passed_over=tuple(passed_over))
+            state = json.loads((folders[step] / LOOP_STATE).read_text(encoding="utf-8"))
+            return GoodCheckpoint(path=folders[step], step=step, state=state, passed_over=tuple(passed_over))
         passed_over.append(f"{folders[step].name}: {problem}")
     return None
 

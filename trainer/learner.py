@@ -21,7 +21,8 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from quintain.trainer.batch import Batch, EmptyBatchError, make_batches, split_minibatches
 from quintain.trainer.config import AlgorithmConfig, TrainerConfig
@@ -37,7 +40,7 @@ from quintain.trainer.losses import PolicyLoss, kl_k3, policy_loss
 from quintain.trainer.sample import Sample
 from quintain.trainer.tally import Tally
 
-MODEL_FOLDER, STATE_FILE = "model", "learner.pt"
+MODEL_FOLDER, REFERENCE_FOLDER, STATE_FILE = "model", "reference", "learner.pt"
 
 
 def learning_rate_factor(schedule: str, step: int, *, warmup_steps: int, total_steps: int) -> float:
@@ -58,13 +61,13 @@ def learning_rate_factor(schedule: str, step: int, *, warmup_steps: int, total_s
 class Learner:
     """GRPO updates of one model.
 
-    Life cycle: construct with the model the run starts from (the KL reference is copied here, so that a resumed run
-    keeps its first reference), `load` a checkpoint's folder where there is one, then `train_on` once a batch.
+    Life cycle: construct with the model that the run starts from (it is copied as the KL reference, which travels with
+    the checkpoints), `load` a checkpoint's folder where there is one, then `train_on` once a batch.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: PreTrainedModel,
         config: AlgorithmConfig,
         trainer: TrainerConfig,
         *,
@@ -93,12 +96,14 @@ class Learner:
                 "multi-process launcher"
             )
         model.eval()
-        self.reference = copy.deepcopy(model).requires_grad_(False) if config.kl_coef > 0 else None
-        if self.reference is not None:
-            self.reference.to(self.accelerator.device)
+        self.reference: PreTrainedModel | None = None
+        if config.kl_coef > 0:
+            self.reference = copy.deepcopy(model)
+            self.reference.requires_grad_(False)
+            self.reference.to(self.accelerator.device)  # pyright: ignore[reportArgumentType]
         self.model, self.optimizer = self.accelerator.prepare(model, self._make_optimizer(model))
 
-    def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+    def _make_optimizer(self, model: PreTrainedModel) -> torch.optim.Optimizer:
         config = self.config
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
@@ -246,9 +251,12 @@ class Learner:
         random.setstate(rng["python"])
 
     def save(self, folder: Path) -> None:
-        """Write `model/` (a Hugging Face folder, usable as `model.path`) and `learner.pt` into `folder`."""
-        unwrapped: Any = self.accelerator.unwrap_model(self.model)
-        unwrapped.save_pretrained(folder / MODEL_FOLDER)
+        """Write `model/` (a Hugging Face folder, usable as `model.path`), `learner.pt` and, with a KL term,
+        `reference/` into `folder`."""
+        with _no_progress_bars():
+            self.accelerator.unwrap_model(self.model).save_pretrained(folder / MODEL_FOLDER)
+            if self.reference is not None:
+                self.reference.save_pretrained(folder / REFERENCE_FOLDER)
         torch.save(self.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
@@ -257,16 +265,33 @@ class Learner:
         Raises:
             RuntimeError: the weights are of another architecture.
         """
-        unwrapped: Any = self.accelerator.unwrap_model(self.model)
-        loaded = type(unwrapped).from_pretrained(folder / MODEL_FOLDER, dtype=unwrapped.dtype)
-        unwrapped.load_state_dict(loaded.state_dict())
-        device = self.accelerator.device
+        with _no_progress_bars():
+            _load_weights(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
+            if self.reference is not None:
+                _load_weights(self.reference, folder / REFERENCE_FOLDER)
         self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
-        unwrapped.to(device)
 
     def checkpoint_bytes(self) -> int:
-        """About how much `save` writes: the weights and twice as much of Adam's moments."""
-        return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())
+        """About how much `save` writes: the weights, twice as much of Adam's moments, and the reference."""
+        num_copies = 3 if self.reference is None else 4
+        return num_copies * sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def _load_weights(model: PreTrainedModel, folder: Path) -> None:
+    loaded = type(model).from_pretrained(folder, dtype=model.dtype)
+    model.load_state_dict(loaded.state_dict())
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """transformers draws bars of its own, through whatever the run is showing."""
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
 
 
 def oldest_version(samples: Sequence[Sample]) -> int:
