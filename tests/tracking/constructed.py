@@ -11,10 +11,21 @@ from quintain.agents.trajectory import Group, TokenRow, Trajectory, Turn
 from quintain.envs.message import Message, ToolCall
 
 _NAN = float("nan")
-_WORDS = (
-    "<|im_start|> <|im_end|> <tool_call> </tool_call> <tool_response> </tool_response> system user assistant calculator "
-    "expression arguments answer name What plus The is You a can use are of"
-).split()
+_CONTROL = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+_PLAIN = [
+    "system",
+    "user",
+    "assistant",
+    "calculator",
+    "expression",
+    "arguments",
+    "answer",
+    "name",
+    "What",
+    "plus",
+    "The",
+]
+_WORDS: list[str] = [*_CONTROL, *_PLAIN, "is", "You", "can", "use", "are", "of"]
 
 
 class ToyTokens:

@@ -11,17 +11,15 @@ up` only, so nothing written here can be queried before `quintain view` was star
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quintain.agents.outcome import Outcome
 from quintain.agents.trajectory import Group
 from quintain.trainer.config import TrackingConfig
-from quintain.trainer.tracking.aim_lock import is_stale
+from quintain.trainer.tracking.aim_run import open_run
 from quintain.trainer.tracking.convert import split_nonfinite, to_json
 from quintain.trainer.tracking.html import trajectory_html
 from quintain.trainer.tracking.jsonl import NONFINITE_METRIC
@@ -37,24 +35,6 @@ MOST_SERIES = 300
 _CONTEXT = {"subset": "train"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AimRecord:
-    """What `RUN/aim.json` says: where Aim keeps this run."""
-
-    run_hash: str
-    repo: Path
-    """Absolute path of the repository folder (`.aim`); stored relative to the run folder, so that runs can be moved."""
-
-
-def read_aim_record(run_dir: Path) -> AimRecord | None:
-    """The run's place in Aim; None where it was never tracked there."""
-    path = run_dir / "aim.json"
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return AimRecord(run_hash=content["run_hash"], repo=(run_dir.resolve() / content["repo"]).resolve())
-
-
 class AimTracker:
     """One run in Aim. A run folder that was tracked before goes on with the same Aim run (its hash is in
     `RUN/aim.json`)."""
@@ -67,17 +47,25 @@ class AimTracker:
         *,
         experiment: str,
         config: TrackingConfig,
-        decode: Decode,
+        decode: Decode | None,
+        mask_truncated: bool = False,
         report: Callable[[str], None] = logger.info,
     ) -> None:
-        """`decode`: token ids to text, control tokens kept; `report` gets a message where a stale lock is taken over.
+        """Open or go on with the run.
 
-        Raises TrackingError where another live process writes to this Aim run.
+        Args:
+            decode: token ids to text, control tokens kept; None shows messages without their tokens.
+            mask_truncated: trajectories that hit a limit are left out of the loss (`algorithm.truncated: mask`).
+            report: gets a message where a stale lock is taken over or a name is refused.
+
+        Raises TrackingError where another live process writes to this Aim run, or Aim can't be opened.
         """
-        self._run_dir, self._config, self._decode, self._report = run_dir, config, CachedDecode(decode), report
+        self._run_dir, self._config, self._report = run_dir, config, report
+        self._decode = CachedDecode(decode) if decode else None
+        self._mask_truncated = mask_truncated
         self._names: set[str] = set()
         self._too_many = False
-        self._run = self._open(experiment)
+        self._run = open_run(run_dir, experiment=experiment, report=report)
         self._run["status"] = "running"
 
     @property
@@ -120,6 +108,7 @@ class AimTracker:
                     decode=self._decode,
                     policy_version=policy_version,
                     max_tokens=config.max_text_tokens,
+                    trained=not (self._mask_truncated and trajectory.outcome is Outcome.TRUNCATED),
                 )
                 pages.append(page)
                 transcripts.append(
@@ -139,48 +128,6 @@ class AimTracker:
         if self._run.active:
             self._run["status"] = status
             self._run.close()
-
-    def _open(self, experiment: str) -> Any:
-        from aim import Repo, Run
-
-        record = read_aim_record(self._run_dir)
-        folder = record.repo.parent if record else self._run_dir.resolve().parent
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run_dir.mkdir(exist_ok=True)
-        repo = Repo.from_path(str(folder), init=True)
-        run_hash = record.run_hash if record else None
-        if run_hash is not None and not repo.run_exists(run_hash):
-            self._report(f"Aim run {run_hash} is gone from {repo.path}: a new one is made")
-            run_hash = None
-        run = Run(
-            run_hash,
-            repo=repo,
-            experiment=experiment,
-            force_resume=self._take_over(Path(repo.path), run_hash),
-            system_tracking_interval=None,
-            capture_terminal_logs=False,
-            log_system_params=False,
-        )
-        run.name = self._run_dir.resolve().name
-        self._write_record(run.hash, Path(repo.path))
-        return run
-
-    def _take_over(self, repo: Path, run_hash: str | None) -> bool:
-        if run_hash is None:
-            return False
-        from aim.sdk.lock_manager import LockManager
-
-        lock_path = repo / "locks" / LockManager.softlock_fname(run_hash)
-        stale = is_stale(lock_path, machine_id=LockManager.machine_id)
-        if stale:
-            self._report(f"Aim run {run_hash} was left open by a process that is gone: its lock is taken over")
-        return stale
-
-    def _write_record(self, run_hash: str, repo: Path) -> None:
-        relative = os.path.relpath(repo, self._run_dir.resolve())
-        beside = self._run_dir / ".aim.json.tmp"
-        beside.write_text(json.dumps({"run_hash": run_hash, "repo": relative}) + "\n", encoding="utf-8")
-        os.replace(beside, self._run_dir / "aim.json")
 
     def _admit(self, name: str) -> bool:
         if name not in self._names:

@@ -13,34 +13,47 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from quintain.agents.outcome import StopReason
 from quintain.agents.trajectory import TokenRow, Trajectory
+from quintain.envs.message import Message
 from quintain.trainer.tracking.html_style import NUM_VERSION_COLOURS, PROBABILITY_STEPS, STYLE
 from quintain.trainer.tracking.layout import Section, sections_of, unseen_messages
 from quintain.trainer.tracking.text import message_text, message_title, number, staleness
 from quintain.trainer.tracking.token_text import Decode, Piece
 
-_COLLAPSED_ABOVE_PIECES = 120
+_COLLAPSED = ("system", "template")  # the same in every trajectory of a run
 
 
 def trajectory_html(
-    trajectory: Trajectory, *, advantage: float, decode: Decode, policy_version: int, max_tokens: int
+    trajectory: Trajectory,
+    *,
+    advantage: float,
+    decode: Decode | None,
+    policy_version: int,
+    max_tokens: int,
+    trained: bool = True,
 ) -> str:
-    """The fragment. `advantage` is NaN where the trajectory is not trained on; `policy_version` is the learner's at
-    the first optimizer step of the batch; of a row longer than `max_tokens` the middle is left out, with a note."""
-    trained = trajectory.outcome.is_trainable and not math.isnan(advantage)
+    """The fragment: tokens by row, or plain messages where there is no row or no `decode`.
+
+    `advantage` is NaN where the trajectory has none; `policy_version` is the learner's at the first optimizer step of
+    the batch; of a row longer than `max_tokens` the middle is left out, with a note; `trained` False: left out of the
+    loss.
+    """
+    trained = trained and trajectory.outcome.is_trainable and not math.isnan(advantage)
     parts = [STYLE, '<div class="qn">', _badges(trajectory, advantage, policy_version), _notes(trajectory)]
-    for index, row in enumerate(trajectory.rows):
-        if len(trajectory.rows) > 1:
-            parts.append(f"<h5>row {index + 1} of {len(trajectory.rows)}</h5>")
-        left_out = _left_out(len(row.token_ids), max_tokens)
-        for section in sections_of(trajectory, index, decode):
-            parts.append(_section_html(section, row, left_out, trained=trained))
-    shown = unseen_messages(trajectory) if trajectory.rows else trajectory.messages
-    for message in shown:
-        note = "after the last turn, not seen by the policy" if trajectory.rows else ""
-        parts.append(_box(message.role, message_title(message), note, f"<b>{escape(message_text(message))}</b>"))
-    parts += [_legend(trajectory), "</div>"]
-    return "".join(parts)
+    if decode is None or not trajectory.rows:
+        parts += [_message_html(message, "") for message in trajectory.messages]
+    else:
+        for index, row in enumerate(trajectory.rows):
+            if len(trajectory.rows) > 1:
+                parts.append(f"<h5>row {index + 1} of {len(trajectory.rows)}</h5>")
+            left_out = _left_out(len(row.token_ids), max_tokens)
+            for section in sections_of(trajectory, index, decode):
+                parts.append(_section_html(section, row, left_out, trained=trained))
+        note = "after the last turn, not seen by the policy"
+        parts += [_message_html(message, note) for message in unseen_messages(trajectory)]
+        parts.append(_legend(trajectory))
+    return "".join([*parts, "</div>"])
 
 
 def _badges(trajectory: Trajectory, advantage: float, policy_version: int) -> str:
@@ -52,7 +65,7 @@ def _badges(trajectory: Trajectory, advantage: float, policy_version: int) -> st
     stale = staleness(trajectory, policy_version)
     num_tokens = sum(len(row.token_ids) for row in trajectory.rows)
     end = trajectory.outcome.value
-    if trajectory.stop_reason.value != end:
+    if trajectory.stop_reason is not StopReason.TERMINATED:
         end += f" · {trajectory.stop_reason.value}"
     badges = [
         (reward_kind, f"reward {number(trajectory.reward)}"),
@@ -60,7 +73,7 @@ def _badges(trajectory: Trajectory, advantage: float, policy_version: int) -> st
         ("good" if trajectory.success else "poor", "success" if trajectory.success else "no success"),
         (end_kind, end),
         ("warn" if stale not in ("0", "none") else "", f"staleness {stale}{span}"),
-        ("", f"{trajectory.num_sampled_tokens} of {num_tokens} tokens sampled"),
+        ("", f"{num_tokens} tokens, {trajectory.num_sampled_tokens} sampled"),
         ("", f"{len(trajectory.turns)} turn{'' if len(trajectory.turns) == 1 else 's'}"),
     ]
     spans = "".join(f'<span class="{kind}">{escape(text)}</span>' for kind, text in badges)
@@ -70,9 +83,8 @@ def _badges(trajectory: Trajectory, advantage: float, policy_version: int) -> st
 def _notes(trajectory: Trajectory) -> str:
     attempt = f" · attempt {trajectory.attempt + 1}" if trajectory.attempt else ""
     facts = f"task {trajectory.task_id} · draw {trajectory.draw} · member {trajectory.member}{attempt}"
-    lines = [escape(facts)]
-    if trajectory.reward_terms:
-        lines.append(escape(" · ".join(f"{name} {number(value)}" for name, value in trajectory.reward_terms.items())))
+    terms = "".join(f" · {name} {number(value)}" for name, value in trajectory.reward_terms.items())
+    lines = [escape(facts + terms)]
     events = {name: count for name, count in trajectory.events.items() if count}
     if events:
         lines.append(escape(" · ".join(f"{name} ×{count}" for name, count in events.items())))
@@ -96,14 +108,16 @@ def _section_html(section: Section, row: TokenRow, left_out: range, *, trained: 
         return ""
     body = "".join(_piece_html(piece, is_content, row, trained=trained) for piece, is_content in shown)
     title = section.role if section.turn is None else f"{section.role} · turn {section.turn + 1}"
-    return _box(
-        section.role, title, note, body, collapsed=section.turn is None and len(shown) > _COLLAPSED_ABOVE_PIECES
-    )
+    return _box(section.role, title, note, body)
 
 
-def _box(role: str, title: str, note: str, body: str, *, collapsed: bool = False) -> str:
+def _message_html(message: Message, note: str) -> str:
+    return _box(message.role, message_title(message), note, f"<b>{escape(message_text(message))}</b>")
+
+
+def _box(role: str, title: str, note: str, body: str) -> str:
     kind = role if role in ("system", "user", "assistant", "tool") else "template"
-    open_mark = "" if collapsed else " open"
+    open_mark = "" if role in _COLLAPSED and not note else " open"
     extra = f"<em>{escape(note)}</em>" if note else ""
     return f'<details class="{kind}"{open_mark}><summary>{escape(title)}{extra}</summary><pre>{body}</pre></details>'
 

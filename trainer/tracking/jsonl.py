@@ -1,8 +1,8 @@
-"""`RUN/metrics.jsonl`, the source of truth of a run's numbers, and what is done with it on resume.
+"""`RUN/metrics.jsonl`, the source of truth of a run's numbers.
 
 One strict-JSON row a call: `{"step": 12, "time": 1767225600.0, "reward/mean": 0.5, …}`. `step` is the trainer's
 (finished batches), `time` is Unix seconds. A value that is NaN or infinite is `null` and counted in
-`metrics/num_nonfinite`. Rows are appended and flushed one by one: a killed run loses at most the row it was writing,
+`metrics/nonfinite_num`. Rows are appended and flushed one by one: a killed run loses at most the row it was writing,
 and a torn last line is cut off when the file is opened again. Trajectories are not written here: `TrajectoryStore`
 keeps them all.
 """
@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from quintain.trainer.tracking.tracker import TrackingError
 
 logger = logging.getLogger(__name__)
 
-NONFINITE_METRIC = "metrics/num_nonfinite"
+NONFINITE_METRIC = "metrics/nonfinite_num"
 
 
 class JsonlTracker:
@@ -94,63 +93,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return _rows(run_dir / "metrics.jsonl")
 
 
-def supersede_after(run_dir: Path, step: int) -> Path | None:
-    """Move what was recorded past the checkpoint of `step` to a new folder under `RUN/superseded/`, and return that
-    folder.
-
-    Rows of metrics.jsonl and files trajectories/step_*.jsonl with a greater step are moved; a torn last line goes
-    with them. Nothing is lost by a kill in the middle: rows are copied before the shorter file takes the old one's
-    place. Returns None where there was nothing to move.
-    """
-    metrics = run_dir / "metrics.jsonl"
-    files = [path for path in sorted((run_dir / "trajectories").glob("step_*.jsonl")) if _step_of(path) > step]
-    kept, moved = _split_lines(metrics, step)
-    if not files and not moved:
-        return None
-    folder = _new_folder(run_dir / "superseded")
-    if moved:
-        _write_synced(folder / "metrics.jsonl", moved)
-        beside = metrics.with_name(".metrics.jsonl.tmp")
-        _write_synced(beside, kept)
-        os.replace(beside, metrics)
-    if files:
-        (folder / "trajectories").mkdir()
-        for path in files:
-            os.replace(path, folder / "trajectories" / path.name)
-    return folder
-
-
-def _split_lines(path: Path, step: int) -> tuple[list[str], list[str]]:
-    kept: list[str] = []
-    moved: list[str] = []
-    if path.exists():
-        for line in _lines(path):
-            row = _parse(line)
-            (kept if row is not None and row["step"] <= step else moved).append(line)
-    return kept, moved
-
-
-def _write_synced(path: Path, lines: Sequence[str]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _new_folder(parent: Path) -> Path:
-    parent.mkdir(exist_ok=True)
-    number = max((int(p.name) for p in parent.iterdir() if p.name.isdecimal()), default=0) + 1
-    folder = parent / f"{number:03d}"
-    folder.mkdir()
-    return folder
-
-
-def _step_of(path: Path) -> int:
-    match = re.fullmatch(r"step_(\d+)\.jsonl", path.name)
-    return int(match[1]) if match else -1
-
-
-def _parse(line: str) -> dict[str, Any] | None:
+def parse_row(line: str) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except ValueError:
@@ -158,7 +101,7 @@ def _parse(line: str) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         return file.readlines()
 
@@ -166,10 +109,10 @@ def _lines(path: Path) -> list[str]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    lines = _lines(path)
+    lines = lines_of(path)
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
-        row = _parse(line)
+        row = parse_row(line)
         if row is not None:
             rows.append(row)
         elif number < len(lines):
