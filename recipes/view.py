@@ -67,8 +67,7 @@ def aim_data(run_dir: Path, *, stream: TextIO) -> AimRecord:
     if not run_dir.is_dir():
         raise RecipeError(f"there is no run folder {run_dir}")
     if not (run_dir / "metrics.jsonl").is_file():
-        raise RecipeError(f"{run_dir} has no metrics.jsonl: it is no run folder, or its run ended before the first
-        step")
+        raise RecipeError(f"{run_dir} has no metrics.jsonl: it is no run folder, or it ended before the first step")
     record = read_aim_record(run_dir)
     if record and (record.repo / "meta" / "chunks" / record.run_hash).is_dir():
         return record
