@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintain.sandbox import agent
+from quintain.sandbox import agent, agent_cleaning, agent_frames, agent_processes
 from quintain.sandbox.base import ExecResult, SandboxDied
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.config import SandboxConfig
@@ -21,9 +21,22 @@ GRACE_S = 10.0
 RESET_TIMEOUT_S = 15.0
 
 
+AGENT_MODULES = (agent_frames, agent_processes, agent_cleaning, agent)
+"""The agent's modules, each after those that it imports."""
+BOOTSTRAP = """
+import sys, types
+for name, source in {sources!r}:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, "<" + name + ">", "exec"), module.__dict__)
+module.main()
+"""
+
+
 def agent_command(python: str, options: str) -> list[str]:
     """The command line that runs the agent: isolated, without site packages, writing no byte code."""
-    return [python, "-I", "-S", "-B", "-c", inspect.getsource(agent), options]
+    packages = [("quintain", ""), ("quintain.sandbox", "")]
+    sources = packages + [(module.__name__, inspect.getsource(module)) for module in AGENT_MODULES]
+    return [python, "-I", "-S", "-B", "-c", BOOTSTRAP.format(sources=sources), options]
 
 
 class AgentSandbox:
@@ -94,7 +107,7 @@ class AgentSandbox:
         """As `Sandbox.read_file`."""
         data = bytearray()
         while True:
-            wanted = min(agent.FILE_CHUNK_BYTES, max_bytes + 1 - len(data))
+            wanted = min(agent_frames.FILE_CHUNK_BYTES, max_bytes + 1 - len(data))
             header = {"op": "read", "path": path, "offset": len(data), "length": wanted}
             answer, chunk = await self._request(header, timeout_s=self.config.exec_timeout_s + GRACE_S)
             _raise_file_error(answer, path)
@@ -106,9 +119,9 @@ class AgentSandbox:
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """As `Sandbox.write_file`."""
-        for offset in range(0, max(len(data), 1), agent.FILE_CHUNK_BYTES):
+        for offset in range(0, max(len(data), 1), agent_frames.FILE_CHUNK_BYTES):
             header = {"op": "write", "path": path, "offset": offset, "mode": mode}
-            chunk = data[offset : offset + agent.FILE_CHUNK_BYTES]
+            chunk = data[offset : offset + agent_frames.FILE_CHUNK_BYTES]
             answer, _ = await self._request(header, chunk, timeout_s=self.config.exec_timeout_s + GRACE_S)
             _raise_file_error(answer, path)
 

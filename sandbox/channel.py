@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quintain.sandbox.agent import FRAME, MAGIC, MAX_BODY_BYTES, MAX_HEADER_BYTES, pack
+from quintain.sandbox.agent_frames import FRAME, MAX_BODY_BYTES, pack, unpack_sizes
 from quintain.sandbox.base import SandboxDied, SandboxTimeout
 
 
@@ -66,9 +66,7 @@ class Channel:
             return answer
 
     async def _answer(self) -> tuple[dict, bytes]:
-        magic, header_bytes, body_bytes = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-        if magic != MAGIC or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-            raise ValueError(f"not an answer of the agent: {magic!r}")
+        header_bytes, body_bytes = unpack_sizes(await self._reader.readexactly(FRAME.size))
         header = json.loads(await self._reader.readexactly(header_bytes))
         body = await self._reader.readexactly(body_bytes)
         if header.pop("id", None) != self._number:

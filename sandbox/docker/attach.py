@@ -92,7 +92,9 @@ async def attach(url: str, api_version: str, container: str) -> Attachment:
             if parts.scheme == "unix":
                 _, attachment = await loop.create_unix_connection(Attachment, parts.path)
             else:
-                _, attachment = await loop.create_connection(Attachment, parts.hostname, parts.port or 2375)
+                _, attachment = await loop.create_connection(
+                    Attachment, parts.hostname or "localhost", parts.port or 2375
+                )
             path = f"/v{api_version}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
             head = f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
             attachment.write(f"{head}Content-Length: 0\r\n\r\n".encode())

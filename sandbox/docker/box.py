@@ -2,9 +2,9 @@
 
     create -> attach -> start -> ping -> exec … reset … exec -> stop
 
-The engine gives it no network, no capability, no new privileges, a read-only root and limits on memory, processes and CPU;
-its user is not root; all it can write to are three tmpfs folders. When its owner dies in whatever way, the attach stream
-ends, the agent exits and the engine removes the container.
+The engine gives it no network, no capability, no new privileges, a read-only root and limits on memory, processes and
+CPU; its user is not root; all it can write to are three tmpfs folders. When its owner dies in whatever way, the attach
+stream ends, the agent exits and the engine removes the container.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS = {
     "private": True,
     "work": WORK,
     "folders": [WORK, "/tmp", "/dev/shm"],
-    "env": {"HOME": WORK, "LANG": "C.UTF-8"},
+    "env": {},
 }
 
 
@@ -61,13 +61,11 @@ class DockerSandbox(AgentSandbox):
         self._created = True  # before the call: one that fails may have made it all the same
         try:
             await self._engine.call(f"create a box from {self._image}", self._create)
-            self._attachment = await attach(self._engine.url, self._engine.api_version, self.id)
+            attachment = self._attachment = await attach(self._engine.url, self._engine.api_version, self.id)
             await self._engine.call("start a box", lambda client: client.start(self.id))
         except EngineError as error:
             raise self._explained(error) from error
-        self._channel = Channel(
-            self._attachment.reader, self._attachment.write, box=self.id, last_words=self._attachment.last_words
-        )
+        self._channel = Channel(attachment.reader, attachment.write, box=self.id, last_words=attachment.last_words)
         await self._request({"op": "ping"}, timeout_s=START_TIMEOUT_S)
 
     async def stop(self) -> None:
@@ -90,6 +88,7 @@ class DockerSandbox(AgentSandbox):
             labels=self._labels,
             user=f"{UID}:{UID}",
             working_dir="/",
+            environment={"HOME": WORK, "LANG": "C.UTF-8"},
             hostname="box",
             stdin_open=True,
             healthcheck={"test": ["NONE"]},  # an image's own check would start processes in the box

@@ -21,23 +21,10 @@ from typing import IO
 ADMIN = Path("/var/lib/dpkg")
 NEEDED = ["base-files", "bash", "coreutils", "dash", "grep", "libc-bin", "python3", "sed"]
 WANTED = ["bc", "debianutils", "diffutils", "findutils", "gawk", "gzip", "mawk", "procps", "tar", "util-linux"]
-SKIPPED_PACKAGES = set(
-    [
-        "adduser",
-        "base-passwd",
-        "debconf",
-        "dpkg",
-        "init-system-helpers",
-        "install-info",
-        "login",
-        "lsb-base",
-        "mount",
-        "passwd",
-        "perl-base",
-        "sysvinit-utils",
-        "tzdata",
-    ]
-)
+SKIPPED_PACKAGES = {
+    "adduser", "base-passwd", "debconf", "dpkg", "init-system-helpers", "install-info", "login", "lsb-base", "mount",
+    "passwd", "perl-base", "sysvinit-utils", "tzdata",
+}  # fmt: skip
 SKIPPED_PATHS = re.compile(
     r"/(etc|var|boot|home|root)(/|$)|/usr/share/(man|doc|locale|info|lintian|bug|menu|bash-completion|doc-base)(/|$)"
     r"|/usr/lib/python3\.\d+/(test|idlelib|lib2to3|ensurepip|turtledemo)(/|$)"

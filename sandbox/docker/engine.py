@@ -1,7 +1,8 @@
 """One Docker engine: finding it, calling it, and removing what dead owners left on it.
 
-SDK calls block, so they run in a few threads of the engine's own, each with its own SDK client (a client is not promised
-to be thread-safe). What the SDK raises (docker's, requests' and urllib3's exceptions) leaves here as SandboxError.
+SDK calls block, so they run in a few threads of the engine's own, each with its own SDK client (a client is not
+promised to be thread-safe). What the SDK raises (docker's, requests' and urllib3's exceptions) leaves here as
+SandboxError.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from quintain.sandbox.base import SandboxError, SandboxUnavailable
 from quintain.sandbox.docker.owner import PID, owner_is_dead
 
 T = TypeVar("T")
-PING_TIMEOUT_S = 1.5
-CALL_TIMEOUT_S = 60.0
-IMAGE_TIMEOUT_S = 600.0
+PING_TIMEOUT_S = 1
+CALL_TIMEOUT_S = 60
+IMAGE_TIMEOUT_S = 600
 NUM_THREADS = 4
 log = logging.getLogger("quintain.sandbox")
 
@@ -88,7 +89,7 @@ class Engine:
         # In a thread of its own: resolving a host name has no deadline.
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        thread.join(PING_TIMEOUT_S + 0.3)
+        thread.join(PING_TIMEOUT_S + 0.5)
         if not answer or isinstance(answer[0], Exception):
             reason = str(answer[0]) if answer else f"no answer in {PING_TIMEOUT_S} s"
             raise EngineMissing(f"no Docker engine answers at {url} ({reason})")

@@ -1,8 +1,8 @@
 """Which image boxes are made from, and getting it.
 
-A named image must be on the engine already: pulling gigabytes unasked is nobody's wish. Without a name: on Debian or Ubuntu
-an image of this machine's own packages, made in about 2 s without any registry and named after what is in it; elsewhere
-`python:3.12-slim`, pulled once.
+A named image must be on the engine already: pulling gigabytes unasked is nobody's wish. Without a name: on Debian or
+Ubuntu an image of this machine's own packages, made in about 2 s without any registry and named after what is in it;
+elsewhere `python:3.12-slim`, pulled once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who owns a container: labels that let a later run tell the boxes of a dead process from those of a live one.
 
-A pid alone says little (it is reused, and another pid namespace has its own), so the labels hold the machine with its pid
-namespace, the pid, and the process's start time together with the boot it belongs to.
+A pid alone says little (it is reused, and another pid namespace has its own), so the labels hold the machine with its
+pid namespace, the pid, and the process's start time together with the boot it belongs to.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""How requests and answers travel between `Channel` and the agent; this module runs on both sides.
+
+    frame = MAGIC, header length (u32), body length (u64), header (JSON object), body (bytes)
+
+Standard library only, Python >= 3.8: a part of the agent (see `agent`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+
+FRAME = struct.Struct(">4sIQ")
+MAGIC = b"\x00Qn1"
+MAX_HEADER_BYTES = 2**23
+MAX_BODY_BYTES = 2**26
+FILE_CHUNK_BYTES = 2**20
+
+
+def pack(header, body=b""):
+    """One frame."""
+    text = json.dumps(header).encode()
+    return FRAME.pack(MAGIC, len(text), len(body)) + text + body
+
+
+def unpack_sizes(frame):
+    """Lengths of header and body. Raises ValueError for anything that is not the start of a frame."""
+    magic, header_bytes, body_bytes = FRAME.unpack(frame)
+    if magic != MAGIC or header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+        raise ValueError(f"not a frame of the agent's protocol: {bytes(frame)!r}")
+    return header_bytes, body_bytes
+
+
+def receive(fd):
+    """The next frame of a file descriptor as (header, body), or None at the end of the stream. Blocks."""
+    frame = _read_exactly(fd, FRAME.size)
+    if frame is None:
+        return None
+    header_bytes, body_bytes = unpack_sizes(frame)
+    header, body = _read_exactly(fd, header_bytes), _read_exactly(fd, body_bytes)
+    return None if header is None or body is None else (json.loads(header), body)
+
+
+def send(fd, header, body=b""):
+    """Write one frame. Blocks."""
+    rest = memoryview(pack(header, body))
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _read_exactly(fd, count):
+    data = bytearray()
+    while len(data) < count:
+        chunk = os.read(fd, min(count - len(data), 2**20))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
