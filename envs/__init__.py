@@ -49,10 +49,14 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    _register_if_loaded()
+    return value
 
 
-if "gymnasium" in sys.modules:
-    from quintain.envs.registry import register_environments
+def _register_if_loaded() -> None:
+    if "gymnasium" in sys.modules:
+        importlib.import_module(f"{__name__}.registry").register_environments()
 
-    register_environments()
+
+_register_if_loaded()

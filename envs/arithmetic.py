@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 MAX_EXPRESSION = 64  # characters
-_TOKEN = re.compile(r"\d+\.?\d*|\.\d+|[-+*/()]")
+_TOKEN = re.compile(r"\d+\.?\d*|\.\d+|[-+*/()]", re.ASCII)
 _EVAL_IN = 8  # one expression in this many is held out
 
 

@@ -20,7 +20,7 @@ from quintain.envs.tool_env import ToolEnv
 from quintain.envs.tools import tool
 from quintain.sandbox import BlockingSandbox
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 
 
 class CalculatorEnv(ToolEnv):

@@ -1,6 +1,6 @@
 """The jobs of the shell environment: a prompt, files to start from, files that must be left, a command that does it.
 
-Which split a job belongs to is decided by a hash of its prompt and files.
+Which split a job belongs to is decided by a hash of its prompt, so that no prompt is in both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 _WORDS = ("ash", "bay", "cod", "dew", "elm", "fig", "gum", "hay", "jam", "kelp", "lime", "moss", "nut", "oak", "pear")
 _NAMES = ("notes", "list", "items", "data", "words", "lines", "names", "rows")
-_EVAL_IN = 8  # one job in this many is held out
+_EVAL_IN = 8  # one prompt in this many is held out
 KINDS = ("create", "sort", "count", "find", "rename", "join")
 
 
@@ -41,7 +41,7 @@ def generate_jobs(split: Literal["train", "eval"], count: int, seed: int) -> lis
     found: dict[str, Job] = {}
     for job in _stream(seed):
         key = f"{job.prompt}\n{json.dumps(dict(job.files))}"
-        if (zlib.crc32(key.encode()) % _EVAL_IN == 0) == (split == "eval"):
+        if (zlib.crc32(job.prompt.encode()) % _EVAL_IN == 0) == (split == "eval"):
             found.setdefault(key, job)
         if len(found) == count:
             break
