@@ -38,18 +38,18 @@ def view(
 
     `port` None or 0 takes a free one. Raises RecipeError where there is no such run, or no page.
     """
-    stream = stream or sys.stdout
+    out = stream or sys.stdout
     run_dir = run_dir or newest_run()
-    record = aim_data(run_dir, stream=stream)
-    print(f"starting Aim's page for {run_dir} …", file=stream, flush=True)
+    record = aim_data(run_dir, stream=out)
+    print(f"starting Aim's page for {run_dir} …", file=out, flush=True)
     with _ended_by_signals():
         try:
             with serve_aim(record.repo, record.run_hash, host=host, port=port or 0) as base_url:
                 links = deep_links(base_url, record.run_hash)
-                print(f"\ntrajectories:\n{links.trajectories}\n\nreward curve:\n{links.reward}\n", file=stream)
+                print(f"\ntrajectories:\n{links.trajectories}\n\nreward curve:\n{links.reward}\n", file=out)
                 print(
                     f"Everything else: {base_url}/runs/{record.run_hash}. Ctrl-C ends the page.",
-                    file=stream,
+                    file=out,
                     flush=True,
                 )
                 if open_browser:
@@ -58,7 +58,7 @@ def view(
         except TrackingError as error:
             raise RecipeError(str(error)) from error
         except KeyboardInterrupt:
-            print("the page is closed", file=stream, flush=True)
+            print("the page is closed", file=out, flush=True)
 
 
 def aim_data(run_dir: Path, *, stream: TextIO) -> AimRecord:

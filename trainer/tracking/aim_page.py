@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -53,7 +54,24 @@ def serve_aim(repo: Path, run_hash: str, *, host: str, port: int, within_s: floa
             _wait_ready(process, base_url, run_hash, within_s, log.fileno())
             yield base_url
         finally:
-            end_group(process)
+            with _deaf():
+                end_group(process)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """No signal ends the block: a second Ctrl-C during the clean-up would leave Aim's processes running."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -44,7 +44,9 @@ def _growth(token_ids: Sequence[int], before: int, start: int, end: int, decode:
     """What tokens `[start, end)` add to the text of `[before, start)`."""
     prefix = decode(token_ids[before:start]) if start > before else ""
     whole = decode(token_ids[before:end])
-    return whole[len(prefix) :] if whole.startswith(prefix) else decode(token_ids[start:end])
+    if prefix.endswith(_REPLACEMENT) or not whole.startswith(prefix):  # half a character is no context
+        return decode(token_ids[start:end])
+    return whole[len(prefix) :]
 
 
 class CachedDecode:

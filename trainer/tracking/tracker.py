@@ -60,6 +60,7 @@ class Trackers:
         self._active: list[Tracker] = sorted(trackers, key=lambda tracker: not tracker.required)
         self._report = report
         self._failures_in_a_row: dict[int, int] = {}
+        self._reported: set[int] = set()
         self.num_failures = 0
         """Calls in which a view raised."""
 
@@ -103,11 +104,11 @@ class Trackers:
 
     def _count_failure(self, tracker: Tracker, error: Exception) -> None:
         self.num_failures += 1
-        in_a_row = self._failures_in_a_row.get(id(tracker))
         name = type(tracker).__name__
-        if in_a_row is None or self.num_failures == 1:
+        if id(tracker) not in self._reported:
+            self._reported.add(id(tracker))
             self._report(f"{name} failed, training goes on ({error!r}); metrics.jsonl has everything")
-        in_a_row = (in_a_row or 0) + 1
+        in_a_row = self._failures_in_a_row.get(id(tracker), 0) + 1
         self._failures_in_a_row[id(tracker)] = in_a_row
         if in_a_row >= _MOST_FAILURES_IN_A_ROW:
             self._report(f"{name} failed {in_a_row} times in a row and is left out from now on")
