@@ -1,0 +1,150 @@
+"""Composition: from a recipe's config to the ready parts of a run (sandboxes, model, policy, runners).
+
+`assemble` opens things in order and `Parts.close` closes them in reverse; every command (train, eval, rollout) shares it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quintain.agents.evaluation import EvalResult, evaluate
+from quintain.agents.local_policy import LocalPolicy
+from quintain.agents.renderer import ChatRenderer
+from quintain.agents.scheduler import RolloutRunner
+from quintain.envs import Message, Task, ToolEnv, env_class, make_env
+from quintain.recipes.config import RecipeConfig
+from quintain.sandbox import SandboxPool, open_pool
+from quintain.trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+NUM_TOKENIZER_TASKS = 1000
+"""A tokenizer from scratch learns its tokens from the prompts and demonstrations of this many training tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of, ready to use."""
+
+    pool: SandboxPool | None
+    train_env: ToolEnv
+    """For its tasks, tools and demonstrations; the runners make their own instances."""
+    eval_tasks: Sequence[Task]
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    renderer: ChatRenderer
+    policy: LocalPolicy
+    runner: RolloutRunner
+    eval_runner: RolloutRunner
+
+    def evaluate(
+        self, progress: Progress, *, greedy: bool, num_tasks: int | None = None, name: str = "eval"
+    ) -> EvalResult:
+        """Success of the policy as it is on the held-out tasks."""
+        tasks = self.eval_tasks[:num_tasks]
+        with progress.phase(f"{name} ({'greedy' if greedy else 'sampled'})", total=len(tasks)) as bar:
+            return evaluate(self.eval_runner, tasks, greedy=greedy, on_trajectory=lambda _: bar.advance(1))
+
+
+def set_threads(num_threads: int | None) -> int:
+    """Set torch's thread count (None: the cores this process may use) and return it."""
+    import torch
+
+    chosen = num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(chosen)
+    return chosen
+
+
+def open_sandboxes(config: RecipeConfig, owner: str, progress: Progress) -> SandboxPool | None:
+    """The pool that the recipe's environment needs, boxes already starting; None where it uses no sandbox.
+
+    Raises SandboxUnavailable with the remedy.
+    """
+    cls = env_class(config.environment.id)
+    if cls.sandbox_scope == "none":
+        return None
+    pool = open_pool(config.sandbox, needs_isolation=cls.needs_isolation, owner=owner)
+    if pool.notice:
+        progress.message(pool.notice)
+    with progress.phase(f"sandboxes ({pool.kind})", total=pool.size) as bar:
+        pool.warm(pool.size, on_started=lambda: bar.advance(1))
+    return pool
+
+
+def assemble(
+    config: RecipeConfig,
+    *,
+    stack: ExitStack,
+    owner: str,
+    progress: Progress,
+    load: Callable[[ToolEnv], tuple[PreTrainedModel, PreTrainedTokenizerFast]],
+) -> Parts:
+    """Build every part; whatever was opened is closed when `stack` unwinds, also after an error half-way."""
+    set_threads(config.trainer.num_threads)
+    train_env = make_env(config.environment, split="train", pool=None)
+    eval_env = make_env(config.environment, split="eval", pool=None)
+    eval_tasks = [eval_env.task_at(i) for i in range(eval_env.num_tasks)]
+    pool = open_sandboxes(config, owner, progress)
+    if pool is not None:
+        stack.callback(pool.close)
+    model, tokenizer = load(train_env)
+    renderer = ChatRenderer(tokenizer)
+    policy = LocalPolicy(model)
+    runners = [_runner(config, split, policy, renderer, pool) for split in ("train", "eval")]
+    for runner in runners:
+        stack.callback(runner.close)
+    return Parts(
+        pool=pool,
+        train_env=train_env,
+        eval_tasks=eval_tasks,
+        model=model,
+        tokenizer=tokenizer,
+        renderer=renderer,
+        policy=policy,
+        runner=runners[0],
+        eval_runner=runners[1],
+    )
+
+
+def _runner(
+    config: RecipeConfig, split: str, policy: LocalPolicy, renderer: ChatRenderer, pool: SandboxPool | None
+) -> RolloutRunner:
+    holds_box = pool is not None and env_class(config.environment.id).sandbox_scope == "trajectory"
+    most = config.rollout.max_concurrent
+    return RolloutRunner(
+        policy=policy,
+        renderer=renderer,
+        make_env=lambda: make_env(config.environment, split=split, pool=pool),  # pyright: ignore[reportArgumentType]
+        config=config.rollout,
+        seed=config.seed,
+        # A trajectory that holds a box for its whole life must not wait for one that waits for it.
+        max_concurrent=min(most, pool.size) if holds_box and pool is not None else most,
+    )
+
+
+def starting_model(
+    config: RecipeConfig, env: ToolEnv, *, progress: Progress, folder: Path | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """The model and tokenizer that a run starts from: a checkpoint's (`folder`), the recipe's, or tiny ones from scratch."""
+    from quintain.recipes.build_model import build_scratch, conversation_texts, load_model
+
+    if folder is not None or config.model.path is not None:
+        return load_model(folder / "model" if folder is not None else str(config.model.path))
+    with progress.phase("model from scratch"):
+        tasks = [env.task_at(i) for i in range(min(NUM_TOKENIZER_TASKS, env.num_tasks))]
+        conversations = [
+            [
+                Message(role="user", content=task.prompt),
+                *(env.demonstrate(task, clean=True, rng=np.random.default_rng(index)) or ()),
+            ]
+            for index, task in enumerate(tasks)
+        ]
+        return build_scratch(config.model.scratch, conversation_texts(conversations), seed=config.seed)

@@ -1,0 +1,74 @@
+"""What `--resume` finds: the run folder, its newest good checkpoint, and whether the recipe is still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quintain.recipes.loader import LoadedRecipe, RecipeError, load_recipe
+
+FREE_TO_CHANGE = (
+    "trainer.steps",
+    "trainer.num_threads",
+    "trainer.micro_batch_tokens",
+    "sandbox",
+    "tracking",
+    "checkpoint",
+    "evaluation",
+    "warm_start.cache_dir",
+    "rollout.max_concurrent",
+    "rollout.env_threads",
+    "rollout.num_retries",
+    "rollout.max_failure_frac",
+)
+"""Settings that a resumed run may change: they alter neither what was learned so far nor what is learned from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where a run goes on."""
+
+    checkpoint: Path
+    state: Mapping[str, Any]
+    """The loop's own state, as `LoopState`'s fields."""
+
+
+def find_run(name: str, out: Path | None) -> Path:
+    """`out`, or the newest `runs/<name>-*` that has a config. Raises RecipeError where there is none."""
+    if out is not None:
+        return out.resolve()
+    runs = [p.parent for p in Path("runs").glob(f"{name}-*/config.yaml")]
+    if not runs:
+        raise RecipeError(f"--resume: there is no runs/{name}-* here; name the run folder with --out")
+    return max(runs, key=lambda run: run.stat().st_mtime).resolve()
+
+
+def check_same_recipe(run_dir: Path, loaded: LoadedRecipe) -> Resumed | None:
+    """The checkpoint to go on from; None where the run died before its first one (it then starts again).
+
+    Raises RecipeError naming the settings that differ from those the run was started with.
+    """
+    from quintain.trainer.checkpoint import Checkpoints
+
+    saved = load_recipe(run_dir / "config.yaml").resolved
+    changed = [f"{key}: the run has {old!r}, now {new!r}" for key, old, new in _differences(saved, loaded.resolved)]
+    if changed:
+        raise RecipeError(
+            [*changed, "resume with the run's own settings, or start a new run with another --out"], where="--resume"
+        )
+    found = Checkpoints(run_dir / "checkpoints", keep=loaded.config.checkpoint.keep).latest_good()
+    return Resumed(checkpoint=found.path, state=found.state) if found else None
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted({*old, *new}):
+        path = f"{prefix}{key}"
+        if path in FREE_TO_CHANGE:
+            continue
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differences(before, after, f"{path}.")
+        elif before != after:
+            yield path, before, after

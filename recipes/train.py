@@ -1,0 +1,171 @@
+"""`quintain train`: compose a run from its recipe, train, and leave a complete run folder, whatever happens.
+
+    run folder, config.yaml -> parts (sandboxes, model, runners) -> warm start | checkpoint -> loop -> summary.json
+
+The clean-up order is the reverse of the set-up: trackers close with the run's final status, runners, then boxes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quintain.agents.store import TrajectoryStore
+from quintain.envs import ToolEnv
+from quintain.recipes.assemble import Parts, assemble, starting_model
+from quintain.recipes.loader import LoadedRecipe, dump_config
+from quintain.recipes.resume import Resumed, check_same_recipe, find_run
+from quintain.recipes.summary import Summary, summarise
+from quintain.trainer.checkpoint import Checkpoints
+from quintain.trainer.learner import Learner
+from quintain.trainer.loop import LoopConfig, LoopState, TrainingLoop
+from quintain.trainer.progress import Progress
+from quintain.trainer.status import StatusFile
+from quintain.trainer.task_order import TaskOrder
+from quintain.trainer.tracking import AimTracker, JsonlTracker, Tracker, Trackers, supersede_after
+
+logger = logging.getLogger("quintain")
+
+
+def train_recipe(loaded: LoadedRecipe, *, out: Path | None, resume: bool, progress: Progress) -> Summary:
+    """Train as the recipe says; with `resume`, from the newest good checkpoint of `out` (default: the newest run).
+
+    Raises RecipeError where the run to resume was made by another recipe, SandboxUnavailable with the remedy, and whatever
+    stops the run, after everything was closed and the last finished batch saved.
+    """
+    config = loaded.config
+    run_dir = find_run(config.name, out) if resume else new_run(config.name, out)
+    resumed = check_same_recipe(run_dir, loaded) if resume else None
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    status = StatusFile(run_dir, steps=config.trainer.steps)
+    with _log_file(run_dir), _final_status(run_dir, status), ExitStack() as stack:
+        progress.message(f"run folder: {run_dir}")
+        return _run(loaded, run_dir, resumed, status, stack, progress)
+
+
+def new_run(name: str, out: Path | None) -> Path:
+    """`--out`, or `runs/<recipe>-<time>` below the working directory."""
+    return (out or Path("runs") / time.strftime(f"{name}-%Y%m%d-%H%M%S")).resolve()
+
+
+def _run(
+    loaded: LoadedRecipe,
+    run_dir: Path,
+    resumed: Resumed | None,
+    status: StatusFile,
+    stack: ExitStack,
+    progress: Progress,
+) -> Summary:
+    config, started = loaded.config, time.perf_counter()
+    status.update(phase="assembly")
+    state = LoopState(**resumed.state) if resumed else LoopState()
+    before_s = state.seconds.pop("total", 0.0)
+    load = partial(starting_model, config, progress=progress, folder=resumed.checkpoint if resumed else None)
+    parts = assemble(config, stack=stack, owner=run_dir.name, progress=progress, load=load)
+    kind = parts.pool.kind if parts.pool else "none"
+    assembled = time.perf_counter()
+    state.seconds["assembly"] = state.seconds.get("assembly", 0.0) + assembled - started
+    if resumed is None and config.warm_start.enabled:
+        status.update(phase="warm start")
+        parts.warm_up(config, progress)
+        state.seconds["warm_start"] = time.perf_counter() - assembled
+
+    learner = Learner(parts.model, config.algorithm, config.trainer, temperature=config.rollout.temperature)
+    if resumed is not None:
+        learner.load(resumed.checkpoint)
+        parts.policy.set_policy_version(learner.policy_version)
+        supersede_after(run_dir, state.step)
+        progress.message(f"resumed after step {state.step}, policy version {learner.policy_version}")
+    trackers = _open_trackers(loaded, run_dir, parts, kind, progress)
+    loop = TrainingLoop(
+        LoopConfig(
+            algorithm=config.algorithm,
+            trainer=config.trainer,
+            evaluation=config.evaluation,
+            checkpoint=config.checkpoint,
+        ),
+        runner=parts.runner,
+        learner=learner,
+        policy=parts.policy,
+        evaluate=partial(parts.evaluate, progress),
+        task_at=parts.train_env.task_at,
+        order=TaskOrder(parts.train_env.num_tasks, seed=config.seed),
+        store=TrajectoryStore(run_dir / "trajectories"),
+        trackers=trackers,
+        checkpoints=Checkpoints(run_dir / "checkpoints", keep=config.checkpoint.keep, tokenizer=parts.tokenizer),
+        status=status,
+        progress=progress,
+        state=state,
+    )
+    ended = "failed"
+    try:
+        state = loop.run()
+        ended = "finished"
+    except KeyboardInterrupt:
+        ended = "interrupted"
+        raise
+    finally:
+        trackers.close(ended)
+        state.seconds["total"] = before_s + time.perf_counter() - started
+        summary = summarise(state, sandbox=kind, engine=config.engine.type, seed=config.seed, run_dir=run_dir)
+        summary.write()
+    return summary
+
+
+def _open_trackers(loaded: LoadedRecipe, run_dir: Path, parts: Parts, kind: str, progress: Progress) -> Trackers:
+    config = loaded.config
+    trackers: list[Tracker] = [JsonlTracker(run_dir)]
+    if config.tracking.aim:
+        decode = partial(parts.tokenizer.decode, skip_special_tokens=False)
+        trackers.append(
+            AimTracker(
+                run_dir,
+                experiment=config.tracking.experiment or config.name,
+                config=config.tracking,
+                decode=decode,
+                report=progress.message,
+            )
+        )
+    opened = Trackers(trackers, report=progress.message)
+    record: dict[str, Any] = {"recipe": dict(loaded.resolved), "sandbox": kind, "seed": config.seed}
+    if parts.pool and parts.pool.notice:
+        record["sandbox_notice"] = parts.pool.notice
+    opened.log_params(record)
+    return opened
+
+
+@contextmanager
+def _log_file(run_dir: Path) -> Iterator[None]:
+    """Everything that is logged while the run lasts goes to RUN/logs/run.log too."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    handler = logging.FileHandler(run_dir / "logs" / "run.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def _final_status(run_dir: Path, status: StatusFile) -> Iterator[None]:
+    """status.json and the log say how the run ended; the exception that ended it is told where the log is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        status.update(state="interrupted")
+        raise
+    except BaseException as error:
+        logger.exception("the run failed")
+        status.update(state="failed", error=f"{type(error).__name__}: {error}")
+        error.add_note(f"log: {run_dir / 'logs' / 'run.log'}")
+        raise
+    status.update(state="finished", phase="end")

@@ -1,0 +1,222 @@
+"""The training loop, synchronous: one batch of groups is sampled, scored, trained on; then the next.
+
+    task order ──draws──> runner (policy x environments) ──groups──> advantages ──samples──> learner
+                              ^                                                                 │
+                              └──────────── weights, policy_version + 1 per optimizer step ─────┘
+
+| who    | waits for | ends by                                                |
+|--------|-----------|--------------------------------------------------------|
+| loop   | groups    | each trajectory's deadline; the runner's failure breaker |
+| loop   | learner   | one batch of bounded size                              |
+| runner | policy    | the generation's token limit                           |
+| runner | sandboxes | `sandbox.acquire_timeout_s`, each command's deadline     |
+
+Invariants: `step` counts finished batches (1 after the first); every token of batch `n` was sampled by the version that
+batch `n` is trained at (staleness 0); a checkpoint is written only between batches. The loop does not build anything: the
+recipe layer hands it ready parts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from quintain.agents.evaluation import EvalResult
+from quintain.agents.scheduler import Draw, RolloutRunner
+from quintain.agents.store import TrajectoryStore
+from quintain.agents.trajectory import Group
+from quintain.envs import Task
+from quintain.trainer.advantages import group_advantages
+from quintain.trainer.batch import samples_from_groups
+from quintain.trainer.checkpoint import Checkpoints
+from quintain.trainer.config import AlgorithmConfig, CheckpointConfig, EvalConfig, TrainerConfig
+from quintain.trainer.learner import Learner
+from quintain.trainer.metrics import rollout_metrics
+from quintain.trainer.progress import Progress
+from quintain.trainer.status import StatusFile
+from quintain.trainer.task_order import TaskOrder
+from quintain.trainer.tracking import Trackers
+
+
+class VersionedPolicy(Protocol):
+    """The part of a policy that the loop drives: after each batch it is told the learner's version."""
+
+    def set_policy_version(self, policy_version: int) -> None: ...
+
+
+@dataclass(slots=True)
+class LoopState:
+    """What a resumed run needs to know of the past, besides the learner's own state."""
+
+    step: int = 0
+    """Finished batches."""
+    next_draw: int = 0
+    """Number of the next task draw."""
+    success_before: float | None = None
+    """Sampled success on held-out tasks before the first batch."""
+    success_after: float | None = None
+    """The newest evaluation's."""
+    reward_first: float | None = None
+    """Mean reward of the first batch."""
+    reward_last: float | None = None
+    max_staleness_seen: int = 0
+    num_sampled_tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall clock by phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """The settings that the loop itself reads."""
+
+    algorithm: AlgorithmConfig
+    trainer: TrainerConfig
+    evaluation: EvalConfig
+    checkpoint: CheckpointConfig
+
+
+class TrainingLoop:
+    """Runs from `state.step` to `config.trainer.steps`. One use: build, `run`, drop."""
+
+    def __init__(
+        self,
+        config: LoopConfig,
+        *,
+        runner: RolloutRunner,
+        learner: Learner,
+        policy: VersionedPolicy,
+        evaluate: Callable[..., EvalResult],
+        task_at: Callable[[int], Task],
+        order: TaskOrder,
+        store: TrajectoryStore,
+        trackers: Trackers,
+        checkpoints: Checkpoints,
+        status: StatusFile,
+        progress: Progress,
+        state: LoopState,
+    ) -> None:
+        self.config, self.runner, self.learner, self.policy = config, runner, learner, policy
+        self.evaluate, self.task_at, self.order = evaluate, task_at, order
+        self.store, self.trackers, self.checkpoints = store, trackers, checkpoints
+        self.status, self.progress, self.state = status, progress, state
+        self._between_batches = True
+        self._saved_step = state.step if state.step else -1
+
+    def run(self) -> LoopState:
+        """Train to the last step. On any exception that leaves the learner between two batches, saves before it passes on."""
+        steps = self.config.trainer.steps
+        try:
+            if self.state.step == 0:
+                self._evaluate()
+            with self.progress.phase("steps", total=steps) as bar:
+                bar.advance(self.state.step)
+                while self.state.step < steps:
+                    note = self._one_batch()
+                    bar.advance(1)
+                    bar.note(note)
+                    if self._due(self.config.evaluation.every_steps):
+                        self._evaluate()
+                    if self._due(self.config.checkpoint.every_steps):
+                        self._save()
+        except BaseException:  # re-raised: an interrupt must not lose the batches since the last checkpoint
+            if self._between_batches:
+                self._save()
+            raise
+        return self.state
+
+    def _one_batch(self) -> str:
+        """Sample, score, train, record one batch; returns a short note for the progress line."""
+        state, algorithm = self.state, self.config.algorithm
+        started = time.perf_counter()
+        groups = self._collect()
+        sampled = time.perf_counter()
+        advantages_P_G = group_advantages(groups, algorithm)
+        samples = samples_from_groups(groups, advantages_P_G, algorithm)
+        sampled_by = self.learner.policy_version
+        self._between_batches = False
+        metrics = self.learner.train_on(samples)
+        self.policy.set_policy_version(self.learner.policy_version)
+        state.step += 1
+        state.next_draw += algorithm.tasks_per_step
+        trained = time.perf_counter()
+
+        metrics |= rollout_metrics(groups)
+        num_tokens = sum(t.num_sampled_tokens for g in groups for t in g.trajectories)
+        metrics |= {
+            "time/rollout_s": sampled - started,
+            "time/train_s": trained - sampled,
+            "time/step_s": trained - started,
+            "perf/tokens_per_second": num_tokens / (trained - started),
+            "policy/version": float(self.learner.policy_version),
+        }
+        state.num_sampled_tokens += num_tokens
+        state.max_staleness_seen = max(state.max_staleness_seen, int(metrics["policy/staleness_max"]))
+        state.reward_last = metrics["reward/mean"]
+        if state.reward_first is None:
+            state.reward_first = state.reward_last
+        self._add_seconds("rollout", sampled - started)
+        self._add_seconds("train", trained - sampled)
+        self._between_batches = True
+        self._record(groups, advantages_P_G, metrics, sampled_by)
+        return f"reward {metrics['reward/mean']:.3f}  success {metrics['rollout/success_frac']:.2f}"
+
+    def _collect(self) -> list[Group]:
+        algorithm = self.config.algorithm
+        numbers = range(self.state.next_draw, self.state.next_draw + algorithm.tasks_per_step)
+        draws = [Draw(number=n, task=self.task_at(self.order.index(n))) for n in numbers]
+        self.status.update(phase="rollouts", step=self.state.step)
+        total = len(draws) * algorithm.group_size
+        with self.progress.phase("rollouts", total=total) as bar:
+            return self.runner.collect(
+                draws, group_size=algorithm.group_size, on_trajectory=lambda _trajectory: bar.advance(1)
+            )
+
+    def _record(
+        self,
+        groups: Sequence[Group],
+        advantages_P_G: Sequence[Sequence[float]],
+        metrics: dict[str, float],
+        sampled_by: int,
+    ) -> None:
+        started = time.perf_counter()
+        self.store.write_step(self.state.step, groups, advantages_P_G)
+        self.trackers.log_metrics(self.state.step, metrics)
+        self.trackers.log_groups(self.state.step, groups, advantages_P_G, policy_version=sampled_by)
+        self._add_seconds("record", time.perf_counter() - started)
+
+    def _evaluate(self) -> None:
+        started = time.perf_counter()
+        self.status.update(phase="evaluation", step=self.state.step)
+        metrics: dict[str, float] = {}
+        for name, greedy in (("sampled", False), *((("greedy", True),) if self.config.evaluation.greedy else ())):
+            result = self.evaluate(greedy=greedy)
+            metrics[f"eval/success_frac_{name}"] = result.success_frac
+            metrics[f"eval/reward_mean_{name}"] = result.reward_mean
+        self.state.success_after = metrics["eval/success_frac_sampled"]
+        if self.state.success_before is None:
+            self.state.success_before = self.state.success_after
+        self.trackers.log_metrics(self.state.step, metrics)
+        shown = ", ".join(f"{key.rsplit('_', 1)[1]} {metrics[key]:.3f}" for key in metrics if "success" in key)
+        self.progress.message(f"held-out success at step {self.state.step}: {shown}")
+        self._add_seconds("evaluation", time.perf_counter() - started)
+
+    def _save(self) -> Path | None:
+        if self._saved_step == self.state.step:
+            return None
+        started = time.perf_counter()
+        self.status.update(phase="save", step=self.state.step)
+        with self.progress.phase("save", total=None):
+            path = self.checkpoints.save(self.state.step, self.learner, asdict(self.state))
+        self._saved_step = self.state.step
+        self._add_seconds("save", time.perf_counter() - started)
+        return path
+
+    def _due(self, every: int) -> bool:
+        step = self.state.step
+        return step == self.config.trainer.steps or (every > 0 and step % every == 0)
+
+    def _add_seconds(self, phase: str, seconds: float) -> None:
+        self.state.seconds[phase] = self.state.seconds.get(phase, 0.0) + seconds
