@@ -49,6 +49,8 @@ def is_input_error(error: BaseException) -> bool:
 
 def report(error: BaseException) -> int:
     """Print what the user needs to know of `error` to stderr and return the exit code."""
+    if isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt):
+        error = error.__cause__  # click wraps it
     notes: list[str] = list(getattr(error, "__notes__", ()))
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code

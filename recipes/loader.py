@@ -3,7 +3,7 @@
     file text -> YAML (`recipe_yaml`) -> overrides laid over -> relative paths resolved -> unknown keys -> pydantic
 
 Rules:
-- What is given explicitly wins, whatever its value: `false`, `0`, `""` and `null` count. Of two overrides the later wins.
+- What is given explicitly wins, whatever its value: `false`, `0`, `""` and `null` count. The later override wins.
 - A relative path is relative to the recipe's folder, on the command line too; never to the working directory. Only the
   warm start's *default* cache folder, which no recipe wrote, is taken from the working directory.
 - Everything wrong is reported at once, one line a problem, before anything heavy is imported.
@@ -139,7 +139,7 @@ def _apply_override(data: dict[Any, Any], override: str) -> list[str]:
             break
         field = section.model_fields.get(name)
         if field is None:
-            return [unknown_key(path if index == len(names) - 1 else ".".join(names[: index + 1]), RecipeConfig)]
+            return [unknown_key(path, RecipeConfig)]
         below = section_of(field)
         if below is None and index < len(names) - 1 and not is_free_mapping(field):
             return [f"{path}: {'.'.join(names[: index + 1])} is a value, it has no keys below it"]

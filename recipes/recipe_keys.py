@@ -59,17 +59,18 @@ def nearest_key(path: str, root: type[BaseModel]) -> str | None:
     parent, _, leaf = path.rpartition(".")
     leaf = leaf.replace("-", "_").lower()
     section = section_at(parent, root)
+    keys = list(all_keys(root))
+    if section is None:  # the section itself is misspelt
+        close = difflib.get_close_matches(path.replace("-", "_").lower(), keys, n=1, cutoff=0.8)
+        if close:
+            return close[0]
     siblings = list(section.model_fields) if section else []
     close = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)
     if close:
         return f"{parent}.{close[0]}" if parent else close[0]
-    keys = list(all_keys(root))
     leaves = list(dict.fromkeys(key.rpartition(".")[2] for key in keys))
     close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.7)
-    if close:
-        return next(key for key in keys if key.rpartition(".")[2] == close[0])
-    close = difflib.get_close_matches(path.replace("-", "_"), keys, n=1, cutoff=0.6)
-    return close[0] if close else None
+    return next((key for key in keys if key.rpartition(".")[2] == close[0]), None) if close else None
 
 
 def unknown_key(path: str, root: type[BaseModel]) -> str:

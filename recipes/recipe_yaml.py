@@ -91,7 +91,9 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (as above)
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", text.replace("${", "$${"))
+        breaks = set(text) & set("\r\x85\u2028\u2029\ufeff")  # PyYAML would fold these in a plain text
+        style = '"' if breaks else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text.replace("${", "$${"), style=style)
 
 
 for _tag, _pattern, _first in _SCALARS:

@@ -61,12 +61,12 @@ def print_summary(run: Path, *, console: Console | None = None) -> None:
     status = _json_object(run / "status.json")
     summary = _json_object(run / "summary.json")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("run", str(run))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("run", Text(str(run)))
     if status:
-        at = f", step {status.get('step', '?')} of {status.get('steps', '?')}"
-        table.add_row(
-            "state", f"{status.get('state', '?')}{at}" + (f": {status['error']}" if status.get("error") else "")
-        )
+        state = f"{status.get('state', '?')}, step {status.get('step', '?')} of {status.get('steps', '?')}"
+        table.add_row("state", Text(f"{state}: {status['error']}" if status.get("error") else state))
     if summary:
         before, after = _number(summary.get("success_before")), _number(summary.get("success_after"))
         table.add_row("success on held-out tasks", f"{before} -> {after}")

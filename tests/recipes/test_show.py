@@ -1,0 +1,96 @@
+"""A run in the terminal: numbers, curves, conversations, for whole runs, broken ones and none."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quintain.recipes.loader import RecipeError
+from quintain.recipes.show import newest_run, print_trajectory, show_run, sparkline
+
+TRAJECTORY = {
+    "task_id": "train-3",
+    "draw": 3,
+    "member": 0,
+    "reward": 1.0,
+    "success": True,
+    "outcome": "completed",
+    "stop_reason": "terminated",
+    "messages": [
+        {"role": "user", "content": "What is 37 plus 48?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_0", "name": "calculator", "arguments": '{"expression": "37+48"}'}],
+        },
+        {"role": "tool", "content": "85"},
+        {"role": "assistant", "content": "It is [bold]85[/bold]\x1b[2J."},
+    ],
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "one"
+    (folder / "trajectories").mkdir(parents=True)
+    (folder / "config.yaml").write_text("name: one\n")
+    summary = {
+        "success_before": 0.375,
+        "success_after": 0.97,
+        "reward_first": 0.3,
+        "reward_last": None,
+        "seconds": {"total": 9.0},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    rows = [{"step": step, "reward/mean": step / 10, "train/loss": None} for step in range(1, 9)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "rew')
+    (folder / "trajectories" / "step_000005.jsonl").write_text(json.dumps(TRAJECTORY) + "\n")
+    return folder
+
+
+def test_summary_curves_and_conversation_are_printed(run: Path, capsys: pytest.CaptureFixture[str]):
+    show_run(run, step=None, num_trajectories=2)
+    out = capsys.readouterr().out
+    assert "0.375 -> 0.97" in out
+    assert "reward/mean" in out and "▁▂▃▄▅▆▇█" in out
+    assert "step_000005: 1 of 1 trajectories" in out
+    assert 'calculator({"expression": "37+48"})' in out
+
+
+def test_what_a_model_wrote_reaches_the_terminal_as_text():
+    stream = io.StringIO()
+    print_trajectory(TRAJECTORY, console=Console(file=stream, force_terminal=False, width=200))
+    assert "It is [bold]85[/bold]\\x1b[2J." in stream.getvalue()
+
+
+def test_a_run_that_has_just_begun_is_shown_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.yaml").write_text("name: one\n")
+    show_run(tmp_path, step=None, num_trajectories=2)
+    assert str(tmp_path.name) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_step_that_is_not_there_is_refused(run: Path):
+    with pytest.raises(RecipeError, match="no trajectories of step 4"):
+        show_run(run, step=4, num_trajectories=1)
+
+
+def test_the_newest_run_is_found_and_none_is_an_error(run: Path, tmp_path: Path):
+    assert newest_run(tmp_path / "runs") == run
+    with pytest.raises(RecipeError, match="quintain train RECIPE"):
+        newest_run(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [([], ""), ([1.0], "▁"), ([2.0, 2.0], "▁▁"), ([0.0, 1.0], "▁█"), ([float("nan"), 0.0, 1.0], "▁█")],
+)
+def test_a_curve_runs_from_its_lowest_to_its_highest_value(values: list[float], bars: str):
+    assert sparkline(values) == bars
+
+
+def test_a_long_curve_is_averaged_down():
+    assert sparkline([float(i // 10) for i in range(80)], width=8) == "▁▂▃▄▅▆▇█"
