@@ -1,0 +1,120 @@
+"""Group-relative advantages: values, groups without a signal, members without a reward."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainer_data import group_of, make_group, make_trajectory
+
+from quintain.agents.outcome import Outcome
+from quintain.trainer.advantages import (
+    dr_grpo_advantages,
+    group_advantages,
+    grpo_advantages,
+    rloo_advantages,
+)
+from quintain.trainer.batch import samples_from_groups
+from quintain.trainer.config import AlgorithmConfig
+
+ESTIMATORS = [grpo_advantages, dr_grpo_advantages, rloo_advantages]
+rewards_lists = st.lists(st.floats(-10, 10, allow_nan=False), min_size=2, max_size=16)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "group_a", "group_b"),
+    [(grpo_advantages, 0.707106, 0.707103), (dr_grpo_advantages, 0.5, 0.125), (rloo_advantages, 1.0, 0.25)],
+)
+def test_advantages_agree_with_independent_implementations(estimate, group_a: float, group_b: float) -> None:
+    """Values on which two public packages agree, eps 1e-6, std with ddof = 1."""
+    assert estimate([1.0, 0.0]) == pytest.approx([group_a, -group_a], abs=1e-6)
+    assert estimate([0.5, 0.25]) == pytest.approx([group_b, -group_b], abs=1e-6)
+
+
+@pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("reward", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1 / 3])
+def test_equal_rewards_give_exactly_zero(estimate, reward: float) -> None:
+    """C08"""
+    for size in range(2, 17):
+        assert estimate([reward] * size) == [0.0] * size
+
+
+@pytest.mark.parametrize("estimate", ESTIMATORS)
+def test_a_group_of_one_gives_zero(estimate) -> None:
+    """C07"""
+    assert estimate([1.0]) == [0.0]
+    assert estimate([]) == []
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_a_group_that_lost_members_down_to_one_gives_zero_and_leaves_the_loss(kind) -> None:
+    """C07, C15"""
+    groups = [group_of([1.0, None, None]), group_of([1.0, 0.0], draw=1)]
+    config = AlgorithmConfig(advantage=kind)
+    advantages_P_G = group_advantages(groups, config)
+    assert advantages_P_G[0][0] == 0.0
+    assert {s.draw for s in samples_from_groups(groups, advantages_P_G, config)} == {1}
+
+
+def test_members_without_a_reward_leave_mean_and_std_and_get_nan() -> None:
+    """C15"""
+    with_failure = group_advantages([group_of([1.0, None, 1.0, 0.0])], AlgorithmConfig())[0]
+    without = group_advantages([group_of([1.0, 1.0, 0.0])], AlgorithmConfig())[0]
+    assert math.isnan(with_failure[1])
+    assert [a for a in with_failure if not math.isnan(a)] == without
+    two_valid = group_advantages([group_of([1.0, 1.0, None])], AlgorithmConfig())[0]
+    assert two_valid[:2] == [0.0, 0.0]
+
+
+def test_cancelled_members_leave_the_baseline_too() -> None:
+    group = make_group(
+        make_trajectory(1.0, member=0),
+        make_trajectory(0.0, member=1),
+        make_trajectory(0.0, member=2, outcome=Outcome.CANCELLED),
+    )
+    advantages = group_advantages([group], AlgorithmConfig(advantage="dr_grpo"))[0]
+    assert advantages[:2] == [0.5, -0.5] and math.isnan(advantages[2])
+
+
+def test_baseline_is_taken_over_one_task_draw_in_whatever_order_groups_come() -> None:
+    """C14"""
+    groups = [group_of([1.0, 0.0, 0.0, 1.0], draw=0), group_of([1.0, 1.0, 1.0, 0.0], draw=1)]
+    config = AlgorithmConfig(advantage="dr_grpo")
+    advantages_P_G = group_advantages(groups, config)
+    assert advantages_P_G == [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75]]
+    assert group_advantages(groups[::-1], config) == advantages_P_G[::-1]
+
+
+def test_a_trajectory_of_several_rows_counts_once_in_the_baseline() -> None:
+    """C13"""
+    group = make_group(make_trajectory(1.0, member=0, num_rows=5), make_trajectory(0.0, member=1))
+    config = AlgorithmConfig(advantage="dr_grpo")
+    advantages_P_G = group_advantages([group], config)
+    assert advantages_P_G == [[0.5, -0.5]]
+    samples = samples_from_groups([group], advantages_P_G, config)
+    assert [(s.member, s.advantages[-1]) for s in samples] == [(0, 0.5)] * 5 + [(1, -0.5)]
+
+
+def test_truncation_can_be_penalised_with_a_reward_of_its_own() -> None:
+    group = make_group(make_trajectory(1.0, outcome=Outcome.TRUNCATED), make_trajectory(1.0, member=1))
+    assert group_advantages([group], AlgorithmConfig(advantage="dr_grpo")) == [[0.0, 0.0]]
+    config = AlgorithmConfig(advantage="dr_grpo", truncated="penalise", truncated_reward=-1.0)
+    assert group_advantages([group], config) == [[-1.0, 1.0]]
+
+
+def test_a_trainable_trajectory_without_a_finite_reward_is_refused_by_name() -> None:
+    group = make_group(make_trajectory(math.inf, draw=7, member=1), make_trajectory(1.0, draw=7), draw=7)
+    with pytest.raises(ValueError, match=r"trajectory 7/1 ended as 'completed' with reward inf"):
+        group_advantages([group], AlgorithmConfig())
+
+
+@given(rewards_lists)
+def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(rewards: list[float]) -> None:
+    """C14"""
+    for estimate in ESTIMATORS:
+        advantages = estimate(rewards)
+        assert math.fsum(advantages) == pytest.approx(0, abs=1e-6)
+        best = max(range(len(rewards)), key=rewards.__getitem__)
+        assert advantages[best] >= max(advantages) - 1e-6
