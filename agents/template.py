@@ -3,8 +3,8 @@
     messages ──shape──> template dicts with marks in the holes ──jinja, once a shape──> Frame: text │ hole │ text │ …
 
 Template text may hold control tokens; what stands in a hole is somebody else's text and is encoded apart. A shape holds
-all that may change the template's own text: roles, which fields are there, thinking marks, tool calls. One environment's
-conversations have few shapes, so that jinja hardly ever runs.
+all that may change the template's own text: roles, which fields are there, thinking marks, tool calls. Conversations of
+one environment have few shapes, so that jinja hardly ever runs.
 
 It does not encode anything, and it does not decide which history is allowed: `renderer.py` does both.
 """
