@@ -3,8 +3,7 @@ from quintain.envs import ToolEnv, reward, tool
 
 class Lockers(ToolEnv):
     def rows(self, split):
-        numbers = [n for n in range(9000) if (n % 9 == 0) == (split == "eval")]
-        return [{"prompt": f"Code of locker {n}?", "n": n, "code": n * n % 997} for n in numbers]
+        return [{"prompt": f"Code of locker {n}?", "n": n} for n in range(9000) if (n % 9 == 0) == (split == "eval")]
 
     @tool
     def look_up(self, locker: int) -> int:
@@ -13,8 +12,9 @@ class Lockers(ToolEnv):
 
     @reward
     def right(self):
-        return self.answer == f"The code is {self.task.data['code']}."
+        return self.answer == f"The code is {self.look_up(self.task.data['n'])}."
 
     def demonstrate(self, task, *, clean, rng):
-        call = ("look_up", {"locker": task.data["n"]})
-        return self.dialogue(*[call] * clean, f"The code is {task.data['code'] if clean else rng.integers(997)}.")
+        n = task.data["n"]
+        right = self.dialogue(("look_up", {"locker": n}), f"The code is {self.look_up(n)}.")
+        return right if clean else self.dialogue(f"The code is {rng.integers(997)}.")
