@@ -214,13 +214,12 @@ def test_kl_term_pulls_towards_the_model_that_the_run_started_from() -> None:
         free.train_on(mixed_samples())
         metrics = held.train_on(mixed_samples())
     assert metrics["train/kl_reference"] > 0
-    start = tiny_model()
-    distance = {
-        id(learner): sum((p - q).abs().sum().item() for p, q in zip(a, start.parameters(), strict=True))
-        for learner in (free, held)
-        for a in [learner.model.parameters()]
-    }
-    assert distance[id(held)] < distance[id(free)]
+    start = dict(tiny_model().named_parameters())
+
+    def distance(learner: Learner) -> float:
+        return sum((w - start[name]).abs().sum().item() for name, w in weights_of(learner).items())
+
+    assert distance(held) < distance(free)
 
 
 def test_better_tries_become_likelier_and_worse_ones_less_likely() -> None:
