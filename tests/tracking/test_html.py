@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_pieces_joined_are_the_text_whatever_the_bytes() -> None:
     broken = [240, 159, 97, 255, 255, 255, 255, 255, 98, 240]
     pieces = pieces_of(broken, CachedDecode(TOKENS.decode))
     assert [(pieces[0].start, pieces[-1].end)] == [(0, len(broken))]
-    assert all(a.end == b.start for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a.end == b.start for a, b in pairwise(pieces))
     edge = pieces_of(TOKENS.encode("😀"), TOKENS.decode, edges=frozenset({2}))
     assert [(piece.start, piece.end) for piece in edge] == [(0, 2), (2, 4)]
 

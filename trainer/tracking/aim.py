@@ -65,6 +65,7 @@ class AimTracker:
         self._mask_truncated = mask_truncated
         self._names: set[str] = set()
         self._too_many = False
+        self._closed = False
         self._run = open_run(run_dir, experiment=experiment, report=report)
         self._run["status"] = "running"
 
@@ -125,7 +126,8 @@ class AimTracker:
 
     def close(self, status: str) -> None:
         """Mark the run as ended. Idempotent."""
-        if self._run.active:
+        if not self._closed:
+            self._closed = True
             self._run["status"] = status
             self._run.close()
 
