@@ -224,7 +224,8 @@ class Box:
         path = os.path.join(self.work, request["path"])
         first = request["offset"] == 0
         if first:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # a file in the way: opening says so
+                os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = open_regular(path, os.O_WRONLY | (os.O_CREAT if first else 0), request["mode"])
         try:
             if first:

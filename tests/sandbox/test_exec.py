@@ -1,0 +1,148 @@
+"""Running commands: the same behaviour in both kinds of box."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from quintain.sandbox import BackgroundLoopError, BlockingSandbox, SandboxError, SandboxPool
+from quintain.sandbox.background import background_loop
+
+COUNT_ZOMBIES = (
+    """awk -v agent="$PPID" '$3 == "Z" && $4 == agent {n++} END {print n + 0}' /proc/[0-9]*/stat 2>/dev/null"""
+)
+
+
+def test_a_command_gives_exit_code_and_both_streams(box: BlockingSandbox):
+    result = box.exec("echo out; echo err >&2; exit 3")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
+    assert not result.timed_out and not result.truncated
+    assert (result.stdout_bytes, result.stderr_bytes) == (4, 4)
+
+
+def test_an_argv_is_not_seen_by_a_shell(box: BlockingSandbox):
+    assert box.exec(["echo", "$HOME; true", "a b"]).stdout == "$HOME; true a b\n"
+
+
+def test_stdin_cwd_and_env_reach_the_command(box: BlockingSandbox):
+    box.exec("mkdir sub")
+    result = box.exec('wc -c; basename "$PWD"; echo "$COLOUR"', stdin=b"x" * 300_000, cwd="sub", env={"COLOUR": "blue"})
+    assert result.stdout.split() == ["300000", "sub", "blue"]
+
+
+def test_stdin_that_nobody_reads_does_not_hang(box: BlockingSandbox):
+    assert box.exec("exit 4", stdin=b"x" * 1_000_000).exit_code == 4
+
+
+def test_what_cannot_be_started_is_a_result_not_an_error(box: BlockingSandbox):
+    assert box.exec(["no-such-program"]).exit_code == 127
+    assert box.exec("no-such-program").exit_code == 127
+    box.write_file("plain.txt", b"text")
+    assert box.exec(["./plain.txt"]).exit_code == 126
+    assert box.exec("true", cwd="no-such-folder").exit_code == 126
+    assert box.exec(["true", "nul\0byte"]).exit_code == 126
+    assert box.exec([]).exit_code == 126
+    assert box.exec(["true", "x" * 300_000]).exit_code == 126
+    assert box.exec("kill -9 $$").exit_code == 137
+    assert box.exec("exit 255").exit_code == 255
+
+
+def test_a_command_past_its_deadline_is_killed_and_keeps_its_output(box: BlockingSandbox):
+    """E01"""
+    started = time.monotonic()
+    result = box.exec("echo before; sleep 30", timeout_s=1)
+    assert time.monotonic() - started < 3
+    assert result.timed_out and result.exit_code == 137 and result.stdout == "before\n"
+    assert box.exec("echo again").stdout == "again\n"
+
+
+def test_nothing_of_a_timed_out_command_goes_on(box: BlockingSandbox):
+    """E02: neither its background jobs, nor those that ignore TERM and left its session."""
+    tick = "while :; do echo tick >> {file}; sleep 0.02; done"
+    script = f"""trap '' TERM HUP
+        setsid sh -c 'trap "" TERM HUP; {tick.format(file="a")}' &
+        (setsid sh -c '{tick.format(file="b")}' &)
+        {tick.format(file="c")}"""
+    assert box.exec(script, timeout_s=1).timed_out
+    before = [box.read_file(name) for name in "abc"]
+    time.sleep(0.3)
+    assert all(before) and [box.read_file(name) for name in "abc"] == before
+    assert box.exec(COUNT_ZOMBIES).stdout == "0\n"
+
+
+def test_a_flood_of_output_is_bounded_while_it_runs(box: BlockingSandbox):
+    """E03"""
+    result = box.exec("yes", timeout_s=1)
+    assert result.timed_out and result.truncated
+    assert result.stdout_bytes > 5_000_000
+    assert len(result.stdout) < 10_100
+
+
+@pytest.mark.parametrize(("size", "cut"), [(9_999, False), (10_000, False), (10_001, True), (200_000, True)])
+def test_cut_output_says_so_and_complete_output_does_not(box: BlockingSandbox, size: int, cut: bool):
+    """E04"""
+    result = box.exec(f"head -c {size - 1} /dev/zero | tr '\\0' x; printf E")
+    assert result.truncated is cut and result.stdout_bytes == size
+    assert result.stdout[0] == "x" and result.stdout[-1] == "E"
+    if cut:
+        assert f"[... {size - 10_000} bytes cut ...]" in result.stdout
+    else:
+        assert result.stdout == "x" * (size - 1) + "E"
+
+
+def test_bytes_that_are_no_text_are_replaced_and_the_rest_is_kept(box: BlockingSandbox):
+    """E05"""
+    assert box.exec("printf '\\377\\376ok'; exit 5").stdout == "\ufffd\ufffdok"
+    assert box.exec("printf 'a\\000b'").stdout == "a\0b"
+    halves = box.exec("printf '\\360\\237'; sleep 0.1; printf '\\230\\200'; exit 5")
+    assert (halves.stdout, halves.exit_code) == ("\U0001f600", 5)
+
+
+def test_a_cut_never_splits_a_character(box: BlockingSandbox):
+    """E05"""
+    for shift in range(4):
+        box.write_file("text", b"." * shift + "\U0001f600é".encode() * 5_000)
+        result = box.exec("cat text")
+        assert result.truncated and "\ufffd" not in result.stdout
+
+
+def test_a_background_child_that_holds_stdout_does_not_delay_the_result(box: BlockingSandbox):
+    started = time.monotonic()
+    assert box.exec("(sleep 0.3; echo late; echo yes > late) & echo early").stdout == "early\n"
+    assert time.monotonic() - started < 0.25
+    time.sleep(0.5)
+    assert box.read_file("late") == b"yes\n"  # its writing to a stream that nobody keeps did not end it
+
+
+def test_orphans_are_reaped(box: BlockingSandbox):
+    """E08"""
+    box.exec("for i in $(seq 50); do (sleep 0.05 &) ; done")
+    time.sleep(0.3)
+    assert box.exec(COUNT_ZOMBIES).stdout == "0\n"
+
+
+def test_the_host_environment_stays_out(pool: SandboxPool, make_pool, monkeypatch: pytest.MonkeyPatch):
+    """E12"""
+    monkeypatch.setenv("CANARY", "xyz123")
+    monkeypatch.setenv("HTTP_PROXY", "http://xyz123@proxy.example")
+    with make_pool(pool.kind).lease() as box:
+        names = {line.partition("=")[0] for line in box.exec("env").stdout.splitlines()}
+        assert "xyz123" not in box.exec("env; cat /proc/$PPID/environ 2>/dev/null").stdout or pool.kind == "local"
+        assert names <= {"PATH", "LANG", "HOME", "TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
+
+
+def test_a_blocking_call_on_the_background_loop_is_refused(pool: SandboxPool, box: BlockingSandbox):
+    async def misuse(call) -> None:
+        call()
+
+    for call in (lambda: box.exec("true"), pool.acquire):
+        with pytest.raises(BackgroundLoopError, match="background loop"):
+            background_loop().run(misuse(call))
+
+
+def test_a_box_that_was_given_back_is_void(pool: SandboxPool):
+    with pool.lease() as box:
+        pass
+    with pytest.raises(SandboxError, match="given back"):
+        box.exec("true")
