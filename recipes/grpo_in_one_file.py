@@ -196,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("--group-size", type=int, default=8, help="G: tries a task")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--max-new-tokens", type=int, default=48, help="of one reply")
+    parser.add_argument("--sandbox", default="auto", choices=["auto", "docker", "local"], help="where expressions run")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
 
@@ -205,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     renderer = ChatRenderer(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
-    pool = open_pool(SandboxConfig(), needs_isolation=False, owner="grpo_in_one_file")
+    pool = open_pool(SandboxConfig(type=args.sandbox), needs_isolation=False, owner="grpo_in_one_file")
     try:
         config = EnvironmentConfig(id="quintain/Calculator-v0")
         envs = [make_env(config, split="train", pool=pool) for _ in range(args.tasks * args.group_size)]

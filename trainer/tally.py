@@ -24,11 +24,11 @@ class Tally:
         self._maxima: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, value: torch.Tensor) -> None:
-        value = value.detach().double()
+        value = _wide(value)
         self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def add_max(self, name: str, value: torch.Tensor) -> None:
-        value = value.detach().double()
+        value = _wide(value)
         self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
     def add_mismatch(self, batch: Batch, scores: TokenScores) -> None:
@@ -39,8 +39,7 @@ class Tally:
         self._num_compared_tokens += gap.numel()
         self.add("gap", gap.sum())
         self.add_max("gap", gap.max())
-        # In fp64: k3 of two nearly equal log-probs is far below the rounding of fp32.
-        self.add("k3", kl_k3(rollout_logprobs.double(), logprobs.double()).sum())
+        self.add("k3", kl_k3(_wide(rollout_logprobs), _wide(logprobs)).sum())
 
     def add_loss(self, loss: torch.Tensor, parts: PolicyLoss, scores: TokenScores) -> None:
         self.add("loss", loss)
@@ -71,3 +70,9 @@ class Tally:
             "mismatch/logprob_gap_mean": total["gap"] / self._num_compared_tokens,
             "mismatch/k3": total["k3"] / self._num_compared_tokens,
         }
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """Without gradient and in fp64: long sums, and k3 of nearly equal log-probs, are below the rounding of fp32."""
+    # Apple's GPUs have no fp64.
+    return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)

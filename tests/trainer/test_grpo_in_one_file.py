@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from trainer_data import mixed_samples, tiny_model
 
-from quintain.recipes.grpo_in_one_file import Row, group_advantages, grpo_loss, train_step
+from quintain.envs import make_env
+from quintain.envs.config import EnvironmentConfig
+from quintain.recipes.build_model import build_scratch
+from quintain.recipes.config import ScratchModelConfig
+from quintain.recipes.grpo_in_one_file import Row, group_advantages, grpo_loss, main, train_step
 from quintain.trainer.advantages import grpo_advantages
 from quintain.trainer.config import AlgorithmConfig, TrainerConfig
 from quintain.trainer.learner import Learner
@@ -52,3 +57,16 @@ def test_one_update_equals_the_librarys() -> None:
 def test_advantages_equal_the_librarys() -> None:
     for rewards in ([1.0, 0.0, 0.0, 1.0], [0.7] * 12, [0.2, 0.9, 0.4]):
         assert torch.allclose(torch.tensor(group_advantages(rewards)), torch.tensor(grpo_advantages(rewards)))
+
+
+def test_it_runs_against_the_calculator_environment(tmp_path: Path, capsys) -> None:
+    env = make_env(EnvironmentConfig(id="quintain/Calculator-v0"), split="train", pool=None)
+    texts = [env.task_at(i).prompt for i in range(50)]
+    config = ScratchModelConfig(hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=16)
+    model, tokenizer = build_scratch(config, texts, seed=0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = ["--steps", "2", "--tasks", "2", "--group-size", "2", "--max-new-tokens", "8", "--sandbox", "local"]
+    rewards = main(["--model", str(tmp_path), *settings])
+    assert len(rewards) == 2
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["step", "1"], ["step", "2"]]

@@ -27,7 +27,10 @@ def loss_of(logprobs, old, advantages, mask=None, *, denominator: int | None = N
         tensors[0] = logprobs if logprobs.dim() == 2 else logprobs.unsqueeze(0)
     mask_BT = torch.ones_like(tensors[1]).bool() if mask is None else mask
     arguments = {"clip_low": 0.2, "clip_high": 0.28} | overrides
-    return policy_loss(*tensors, mask_BT, denominator=denominator or int(mask_BT.sum()), **arguments)
+    new_BT, old_BT, advantages_BT = tensors
+    return policy_loss(
+        new_BT, old_BT, advantages_BT, mask_BT, denominator=denominator or int(mask_BT.sum()), **arguments
+    )
 
 
 def test_clipped_token_mean_loss_agrees_with_independent_implementations() -> None:
