@@ -157,7 +157,8 @@ class ChatRenderer:
                 "give demonstrations the reasoning that the prompt opens, or use another template"
             )
         text = text[len(before) :]
-        end = text.rfind(self._backend.id_to_token(self._turn_end_id)) if self._turn_end_id is not None else -1
+        mark = None if self._turn_end_id is None else self._backend.id_to_token(self._turn_end_id)
+        end = text.rfind(mark) if mark else -1
         return text[:end] if end >= 0 else text
 
     def demonstration_row(

@@ -145,6 +145,7 @@ class _Rollout:
         self._num_format_errors = 0
         self._reward = 0.0
         self._reward_terms: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self._success = self._terminated = self._truncated = False
         self._events: Counter[str] = Counter()
         self._generate_s = self._turn_generate_s = self._env_s = 0.0
@@ -193,6 +194,7 @@ class _Rollout:
             stop_reason=end.stop_reason,
             error=end.error,
             events=dict(self._events),
+            metrics=dict(self._metrics) if has_reward else {},
             generate_s=self._generate_s,
             env_s=self._env_s,
             duration_s=time.perf_counter() - self._started,
@@ -300,6 +302,7 @@ class _Rollout:
         self._messages += self._new
         self._reward += float(reward)
         self._reward_terms = info.get("reward_terms", {})
+        self._metrics = info.get("metrics", {})
         self._success = bool(info.get("success", False))
         self._events.update(events)
         self._num_format_errors += num_errors

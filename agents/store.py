@@ -108,6 +108,7 @@ def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     ]
     raw["reward"] = _number(trajectory.reward)
     raw["reward_terms"] = {name: _number(value) for name, value in trajectory.reward_terms.items()}
+    raw["metrics"] = {name: _number(value) for name, value in trajectory.metrics.items()}
     raw["events"] = dict(trajectory.events)
     return raw
 
@@ -128,6 +129,7 @@ def _trajectory_from_json(raw: Mapping[str, Any]) -> Trajectory:
     )
     known["reward"] = _float(raw["reward"])
     known["reward_terms"] = {name: _float(value) for name, value in raw["reward_terms"].items()}
+    known["metrics"] = {name: _float(value) for name, value in raw.get("metrics", {}).items()}
     known["outcome"] = Outcome(raw["outcome"])
     known["stop_reason"] = StopReason(raw["stop_reason"])
     return Trajectory(**known)

@@ -84,6 +84,8 @@ class Trajectory:
     """What broke, where the outcome is a failure."""
     events: Mapping[str, int] = field(default_factory=dict)
     """Counted events: `unknown_tool`, `invalid_json`, `invalid_arguments`, `call_in_reasoning`, `calls_skipped`, …"""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The environment's reward functions of weight 0, by name; empty where the reward was not computed."""
     generate_s: float = 0.0
     env_s: float = 0.0
     duration_s: float = 0.0

@@ -184,7 +184,7 @@ def test_an_engine_that_never_answers_ends_the_trajectory_at_its_deadline():
 class Sleeper(Parrot):
     """Its tool takes longer than anybody waits."""
 
-    sleep_s = 1.5
+    sleep_s = 3.0
     closed = False
 
     def rows(self, split: str) -> list[Mapping[str, Any]]:
@@ -204,11 +204,11 @@ def test_a_tool_that_blocks_past_the_deadline_ends_the_trajectory_with_what_was_
     env = Sleeper()
     started = time.monotonic()
     trajectory = roll([call_text(), "done"], env=lambda: env, deadline_s=0.2)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 2.5
     assert end_of(trajectory) == (Outcome.TRUNCATED, StopReason.DEADLINE)
     assert trajectory.reward == 0.0 and len(trajectory.turns) == 1 and trajectory.rows
     assert not env.closed  # it is still in use by the call that nobody waits for
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 10.0
     while not env.closed and time.monotonic() < deadline:
         time.sleep(0.02)
     assert env.closed
@@ -219,6 +219,6 @@ def test_one_deadline_bounds_the_whole_trajectory_and_not_each_call():
     started = time.monotonic()
     slow = ScriptedReply(text=call_text(), delay_s=0.1)
     trajectory = roll([slow], deadline_s=0.35, task=Task(id="t", prompt="p", data={"answer": "done"}))
-    assert 0.3 < time.monotonic() - started < 1.5
+    assert 0.3 < time.monotonic() - started < 3.0
     assert end_of(trajectory) == (Outcome.TRUNCATED, StopReason.DEADLINE)
     assert 1 <= len(trajectory.turns) <= 3

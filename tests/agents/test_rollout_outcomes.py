@@ -86,6 +86,12 @@ def test_a_reward_that_is_no_number_is_a_verifier_failure(value: float):
     assert (trajectory.outcome, trajectory.stop_reason) == (VERIFIER, StopReason.VERIFIER_ERROR)
 
 
+def test_rewards_of_weight_zero_are_kept_as_metrics_and_do_not_count():
+    trajectory = roll([call_text(), "done"])
+    assert trajectory.metrics == {"num_words": 1.0}
+    assert trajectory.reward_terms == {"right": 1.0} and trajectory.reward == 1.0
+
+
 def test_every_sampled_token_knows_the_version_that_sampled_it():
     chat = renderer()
     ids = chat.encode_reply("done")

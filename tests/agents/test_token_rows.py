@@ -27,12 +27,14 @@ from quintain.envs import Message
 
 
 def rendered(trajectory: Trajectory, num_messages: int | None = None, *, generation: bool = False) -> str:
-    return tokenizer().apply_chat_template(
+    text = tokenizer().apply_chat_template(
         as_dicts(trajectory.messages[:num_messages]),
         tools=[spec.to_openai() for spec in Parrot().tool_specs],
         tokenize=False,
         add_generation_prompt=generation,
     )
+    assert isinstance(text, str)
+    return text
 
 
 def test_the_row_carries_the_ids_that_were_sampled_and_not_those_of_the_decoded_text():

@@ -135,6 +135,10 @@ class Parrot(ToolEnv):
     def right(self) -> float:
         return float(self.answer == self.task.data["answer"])
 
+    @reward(weight=0)
+    def num_words(self) -> float:
+        return float(len(self.answer.split()))
+
 
 LARGE: dict[str, Any] = {"max_new_tokens": 512, "max_trajectory_tokens": 8192}
 TASK = Task(id="t", prompt="say it", data={"answer": "done"})
