@@ -139,7 +139,11 @@ class SandboxPool:
             raise failure
 
     def close(self) -> None:
-        """Remove every box, in use or not. Idempotent; boxes that can't be removed are logged, nothing is raised."""
+        """Remove every box, in use or not. Idempotent; boxes that can't be removed are logged, not raised.
+
+        Raises BackgroundLoopError.
+        """
+        background_loop().check_not_inside()
         with self._changed:
             first, self._closed = not self._closed, True
             tasks, boxes = list(self._tasks), list(self._boxes)
@@ -197,7 +201,7 @@ class SandboxPool:
                     self._num_failed_starts += 1
                     self._last_start_error = error
                 self._changed.notify_all()
-        if self._closed:
+        if self._closed and box is not None:
             await self._remove(box)
 
     async def _start_with_retries(self) -> AgentSandbox:

@@ -4,7 +4,7 @@
 #                      apt if it is missing, start a private dockerd if it is not running, and wait until it answers
 #   engine.sh env      print `export DOCKER_HOST=...` for that engine
 #   engine.sh status   exit 0 where it answers, 3 where not
-#   engine.sh stop     end the private engine, and only that one, by its pid
+#   engine.sh stop     end the private engine, and only that one, by its pid; not while another caller of `start` lives
 # The private one has its own socket, data, exec root, pid file and cgroup parent, and never touches another dockerd.
 set -euo pipefail
 ROOT=${QUINTAIN_TEST_ENGINE_ROOT:-/var/lib/quintain-test}
@@ -15,13 +15,23 @@ GIVEN=${DOCKER_HOST:-}
 export PATH=/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin:$PATH
 
 say() { echo "[engine] $*" >&2; }
-answers() { # does an engine answer at $1 (empty = the default socket)?
-  case ${1:-unix:///var/run/docker.sock} in
-  unix://*) local path=${1:-unix:///var/run/docker.sock}; [ -S "${path#unix://}" ] || return 1 ;;
-  esac
-  command -v docker >/dev/null || return 1
-  DOCKER_HOST=${1:-unix:///var/run/docker.sock} timeout -k 1 5 docker version >/dev/null 2>&1
+api() { # address, method, path: one call to the engine there, without any client; the body on stdout
+  python3 -I -S - "$@" <<'PYTHON'
+import http.client, socket, sys, urllib.parse
+url, method, path = sys.argv[1:]
+parts = urllib.parse.urlsplit(url)
+connection = http.client.HTTPConnection(parts.hostname or "docker", parts.port or 2375, timeout=5)
+if parts.scheme == "unix":
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(5)
+    connection.sock.connect(parts.path)
+connection.request(method, path)
+response = connection.getresponse()
+print(response.read().decode())
+sys.exit(response.status >= 300)
+PYTHON
 }
+answers() { api "${1:-unix:///var/run/docker.sock}" GET /_ping >/dev/null 2>&1; } # empty = the default socket
 given_answers() { [ "$GIVEN" != "unix://$SOCK" ] && answers "$GIVEN"; }
 mine() { # is pid $1 alive, and does its command line hold $2?
   [ -n "${1:-}" ] && [ -r "/proc/$1/cmdline" ] && tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qF -- "$2"
@@ -39,6 +49,16 @@ end_pid() { # pid, text in its command line, patience in seconds
   mine "$1" "$2" || return 0
   kill -TERM "$1" 2>/dev/null || true
   gone "$1" "$3" "$2" || { kill -KILL "$1" 2>/dev/null || true; gone "$1" 5 "$2" || true; }
+}
+started() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
+used_by_others() { # does a process that called `start`, other than our caller, still live?
+  local file pid
+  for file in "$RUN"/users/*; do
+    [ -e "$file" ] || continue
+    pid=$(basename "$file") pid=${pid%%.*}
+    if [ "$(basename "$file")" != "$pid.$(started "$pid")" ]; then rm -f "$file"; elif [ "$pid" != "$PPID" ]; then return 0; fi
+  done
+  return 1
 }
 apt_install() { # the dpkg lock may be held; package lists are refreshed only where needed
   local options=(-y -qq --no-install-recommends -o DPkg::Lock::Timeout=180 -o Acquire::Retries=3)
@@ -89,6 +109,8 @@ start() {
   mkdir -p "$ROOT" "$RUN" 2>/dev/null || { say "no Docker engine answers, and starting one needs root"; exit 4; }
   exec 9>"$RUN/lock"
   flock -w 300 9 # two starts at once: the second finds it running
+  mkdir -p "$RUN/users"
+  : >"$RUN/users/$PPID.$(started "$PPID")"
   install
   if answers "unix://$SOCK"; then
     say "already running, pid $(pid_of "$PIDF")"
@@ -99,12 +121,17 @@ start() {
   exec 9>&-
 }
 stop() {
-  local pid containerd process file
+  local pid containerd container process file
+  [ -d "$RUN" ] || return 0
+  exec 9>"$RUN/lock"
+  flock -w 300 9
+  if used_by_others; then say "left running: others use it"; return; fi
   pid=$(pid_of "$PIDF") containerd=$(pid_of "$RUN/exec/containerd/containerd.pid")
   if mine "$pid" "$PIDF"; then
     # a container whose PID 1 ignores SIGTERM would cost 10 s
-    DOCKER_HOST=unix://$SOCK timeout -k 1 20 docker ps -q 2>/dev/null |
-      DOCKER_HOST=unix://$SOCK xargs -r timeout -k 1 20 docker kill >/dev/null 2>&1 || true
+    for container in $(api "unix://$SOCK" GET /containers/json 2>/dev/null | grep -o '"Id":"[0-9a-f]*"' | cut -d'"' -f4); do
+      api "unix://$SOCK" POST "/containers/$container/kill" >/dev/null 2>&1 || true
+    done
     end_pid "$pid" "$PIDF" 30
   fi
   end_pid "$containerd" "$RUN/exec" 5
