@@ -3,16 +3,19 @@ SHELL := /bin/bash
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.quintain
+PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 # Another build of torch: make train TORCH="torch==2.13.0" TORCH_INDEX=https://download.pytorch.org/whl/cu130
-TORCH       ?= torch==2.13.0+cpu
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_CHOSEN := $(if $(filter undefined,$(origin TORCH)),,yes)
+INDEX_CHOSEN := $(if $(filter undefined,$(origin TORCH_INDEX)),,yes)
+TORCH        ?= torch==2.13.0+cpu
+TORCH_INDEX  ?= https://download.pytorch.org/whl/cpu
 # Passed to `quintain train`: make train ARGS="seed=7 --out runs/seed7"
 ARGS        ?=
 # Passed to pytest: make test PYTEST_ARGS="tests/sandbox -k reset"
 PYTEST_ARGS ?=
 
-.PHONY: help train test lint format system-packages clean
+.PHONY: help train test lint format system-packages clean FORCE
 
 help: ## Say what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 28
@@ -53,16 +56,20 @@ $(BIN)/python:
 	done; \
 	echo "error: no Python 3.11 or 3.12 with venv found; on Debian or Ubuntu: apt-get install python3.11-venv" >&2; exit 2
 
-# torch first and from an index of its own: asked for by the package alone, pip would take a CUDA build of several GB.
-$(STAMP)/run: pyproject.toml | $(BIN)/python
-	@if $(BIN)/python -c 'import torch' 2>/dev/null && [ -e $(STAMP)/torch ] && [ "$$(cat $(STAMP)/torch)" = '$(TORCH)' ]; \
-	then :; else \
-	  echo "installing $(TORCH)"; \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check '$(TORCH)' 2>/dev/null \
-	  || $(BIN)/python -m pip install -q --disable-pip-version-check --index-url '$(TORCH_INDEX)' '$(TORCH)'; fi
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
-	@mkdir -p $(STAMP) && echo '$(TORCH)' > $(STAMP)/torch && touch $@
+# torch first and by itself: asked for by the package alone, pip would take a CUDA build of several GB. The sources that
+# pip is set up with are tried before the index, unless the index was chosen.
+$(STAMP)/torch: FORCE | $(BIN)/python
+	@if [ -e $@ ] && { [ -z '$(TORCH_CHOSEN)' ] || [ "$$(cat $@)" = '$(TORCH)' ]; }; then exit 0; fi; \
+	echo 'installing $(TORCH)'; \
+	if [ -e $@ ]; then rm $@; $(PIP) uninstall -q -y torch; fi; \
+	{ [ -z '$(INDEX_CHOSEN)' ] && $(PIP) install -q '$(TORCH)' 2>/dev/null; } \
+	|| $(PIP) install -q --index-url '$(TORCH_INDEX)' '$(TORCH)' || exit 2; \
+	mkdir -p $(STAMP) && echo '$(TORCH)' > $@
+
+$(STAMP)/run: pyproject.toml $(STAMP)/torch
+	$(PIP) install -q -e .
+	@touch $@
 
 $(STAMP)/test: $(STAMP)/run
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	$(PIP) install -q -e '.[test]'
 	@touch $@
