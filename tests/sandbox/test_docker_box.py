@@ -84,7 +84,7 @@ def test_a_box_whose_agent_was_tampered_with_is_replaced(pool: SandboxPool):
 
 def test_a_fork_bomb_is_contained_and_the_box_is_usable_after_it(pool: SandboxPool):
     with pool.lease() as box:
-        assert box.exec("b() { b | b & b; }; b", timeout_s=2).exit_code != 0 or True
+        box.exec("b() { b | b & b; }; b", timeout_s=2)
         box.exec(python("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"), timeout_s=1)
         assert box.exec("echo ok").stdout == "ok\n"
     with pool.lease() as box:
@@ -186,6 +186,9 @@ def test_a_missing_image_names_the_remedy(make_pool):
 def test_an_image_without_python_names_the_remedy(make_pool, engine: docker.APIClient, tmp_path):
     (tmp_path / "empty.tar").write_bytes(bytes(10240))
     engine.import_image(str(tmp_path / "empty.tar"), repository="quintain-test-empty", tag="1")
-    with pytest.raises(SandboxUnavailable, match="has no python3"):
-        make_pool("docker", image="quintain-test-empty:1")
-    assert not engine.containers(all=True, filters={"ancestor": "quintain-test-empty:1"})
+    try:
+        with pytest.raises(SandboxUnavailable, match="has no python3"):
+            make_pool("docker", image="quintain-test-empty:1")
+        assert not engine.containers(all=True, filters={"ancestor": "quintain-test-empty:1"})
+    finally:
+        engine.remove_image("quintain-test-empty:1", force=True)
