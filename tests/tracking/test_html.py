@@ -105,7 +105,8 @@ def test_text_from_outside_stays_text(where: str) -> None:
     elif where == "reward_term":
         shown = replace(trajectory(), reward_terms={hostile: 1.0}, task_id=hostile, events={hostile: 1})
     else:
-        shown = trajectory(**{where: hostile})
+        changed: dict[str, Any] = {where: hostile}
+        shown = trajectory(**changed)
     harmless = _Elements(page_of(trajectory()))
     for decode in (TOKENS.decode, None):
         parsed = _Elements(page_of(shown, decode=decode))

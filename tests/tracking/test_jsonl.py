@@ -137,7 +137,7 @@ def test_resume_moves_what_is_past_the_checkpoint_out_of_the_way(tmp_path: Path)
 
     folder = supersede_after(tmp_path, 2)
 
-    assert folder == tmp_path / "superseded" / "001"
+    assert folder is not None and folder == tmp_path / "superseded" / "001"
     assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
     assert (folder / "metrics.jsonl").read_text().count("\n") == 2
     assert '{"step": 5, "rew' in (folder / "metrics.jsonl").read_text()

@@ -89,19 +89,21 @@ def test_both_links_open_on_their_content_and_ctrl_c_leaves_nothing(tmp_path: Pa
         family = psutil.Process(process.pid).children(recursive=True)
         assert family
 
+        chromium.set_window_size(4000, 1100)  # eight columns of 400
         chromium.get(links["trajectories"])
-        first = wait_for(chromium, ".qn", at_least=4)[0]
+        first = wait_for(chromium, ".qn", at_least=8)[0]
         for badge in ("reward 1.000", "advantage +0.577", "success", "completed", "staleness 0", "96 tokens"):
             assert badge in first
         assert "What is 37 plus 48?" in first and "The answer is 85." in first
         page = chromium.find_element(By.TAG_NAME, "body").text
-        assert "record.step=6" in page and "record.index=0" in page and "record.index=1" in page
+        assert "record.step=6" in page and "record.index=0" in page and "record.index=7" in page
         token = chromium.find_element(By.CSS_SELECTOR, ".qn s[title]")
         assert "logprob" in (token.get_attribute("title") or "") and "mask 1" in (token.get_attribute("title") or "")
         assert token.value_of_css_property("border-bottom-style") == "solid"
         assert token.value_of_css_property("background-color") != "rgba(0, 0, 0, 0)"
         chromium.save_screenshot(str(tmp_path / "trajectories.png"))
 
+        chromium.set_window_size(1700, 1100)
         chromium.get(links["reward curve"])
         wait_for(chromium, "svg path.Line, svg .Line")
         assert "reward/mean" in chromium.find_element(By.TAG_NAME, "body").text

@@ -128,7 +128,8 @@ def _piece_html(piece: Piece, is_content: bool, row: TokenRow, *, trained: bool)
     text = escape(piece.text)
     if not row.sampled[piece.start]:
         tag = "b" if is_content else "i"
-        return f'<{tag} title="id {ids} · mask 0">{text}</{tag}>'
+        line_break = ' class="n"' if piece.text.startswith("\n") else ""
+        return f'<{tag}{line_break} title="id {ids} · mask 0">{text}</{tag}>'
     logprobs, versions = row.logprobs[span], row.policy_versions[span]
     version = versions[0]
     classes = f"p{_probability_class(logprobs)} v{version % NUM_VERSION_COLOURS}"

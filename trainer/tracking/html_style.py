@@ -36,7 +36,8 @@ _RULES = """
 .qn i{font-style:normal;color:#9aa3ae}
 .qn b{font-weight:400;color:#1f2328}
 .qn s{text-decoration:none;color:#111;border-bottom:2px solid transparent;border-radius:2px}
-.qn .n::before{content:"\\21b5";color:#8a93a0}
+.qn s.n::before,.qn i.n:first-child::before{content:"\\21b5";color:#8a93a0}
+.qn i.n:first-child{white-space:normal}
 .qn .legend s{padding:0 4px;margin:0 2px}
 """
 
