@@ -1,11 +1,10 @@
 """Composition: from a recipe's config to the ready parts of a run (sandboxes, model, policy, runners).
 
-`assemble` opens things in order and `Parts.close` closes them in reverse; every command (train, eval, rollout) shares it.
+`assemble` opens things in order and registers how each is closed; every command (train, eval, rollout) shares it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from quintain.envs import Message, Task, ToolEnv, env_class, make_env
 from quintain.recipes.config import RecipeConfig
 from quintain.sandbox import SandboxPool, open_pool
 from quintain.trainer.progress import Progress
+from quintain.trainer.threads import set_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -52,15 +52,6 @@ class Parts:
         tasks = self.eval_tasks[:num_tasks]
         with progress.phase(f"{name} ({'greedy' if greedy else 'sampled'})", total=len(tasks)) as bar:
             return evaluate(self.eval_runner, tasks, greedy=greedy, on_trajectory=lambda _: bar.advance(1))
-
-
-def set_threads(num_threads: int | None) -> int:
-    """Set torch's thread count (None: the cores this process may use) and return it."""
-    import torch
-
-    chosen = num_threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(chosen)
-    return chosen
 
 
 def open_sandboxes(config: RecipeConfig, owner: str, progress: Progress) -> SandboxPool | None:
@@ -133,11 +124,11 @@ def _runner(
 def starting_model(
     config: RecipeConfig, env: ToolEnv, *, progress: Progress, folder: Path | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """The model and tokenizer that a run starts from: a checkpoint's (`folder`), the recipe's, or tiny ones from scratch."""
+    """The model and tokenizer to start from: a checkpoint's (`folder`), the recipe's, or tiny ones from scratch."""
     from quintain.recipes.build_model import build_scratch, conversation_texts, load_model
 
     if folder is not None or config.model.path is not None:
-        return load_model(folder / "model" if folder is not None else str(config.model.path))
+        return load_model(folder or str(config.model.path))
     with progress.phase("model from scratch"):
         tasks = [env.task_at(i) for i in range(min(NUM_TOKENIZER_TASKS, env.num_tasks))]
         conversations = [

@@ -10,8 +10,7 @@ from pathlib import Path
 from quintain.agents.evaluation import EvalResult
 from quintain.recipes.assemble import assemble, starting_model
 from quintain.recipes.loader import RecipeError, load_recipe
-from quintain.trainer.checkpoint import Checkpoints
-from quintain.trainer.learner import MODEL_FOLDER
+from quintain.trainer.checkpoint import latest_good
 from quintain.trainer.progress import Progress
 
 
@@ -27,13 +26,13 @@ def evaluate_run(
     config = load_recipe(folder / "config.yaml" if is_run else folder, overrides).config
     checkpoint: Path | None = None
     if is_run:
-        found = Checkpoints(folder / "checkpoints", keep=1).latest_good()
+        found = latest_good(folder / "checkpoints")
         if found is None:
             raise RecipeError(
                 f"{folder} has no complete checkpoint yet; it gets one every checkpoint.every_steps steps"
             )
-        checkpoint = found.path
-        progress.message(f"checkpoint: {found.path / MODEL_FOLDER}")
+        checkpoint = found.model_path
+        progress.message(f"checkpoint: {found.model_path}")
     with ExitStack() as stack:
         load = partial(starting_model, config, progress=progress, folder=checkpoint)
         parts = assemble(config, stack=stack, owner=f"eval-{config.name}", progress=progress, load=load)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quintain.recipes.loader import LoadedRecipe, RecipeError, load_recipe
+from quintain.trainer.checkpoint import GoodCheckpoint, latest_good
 
 FREE_TO_CHANGE = (
     "trainer.steps",
@@ -23,16 +23,7 @@ FREE_TO_CHANGE = (
     "rollout.num_retries",
     "rollout.max_failure_frac",
 )
-"""Settings that a resumed run may change: they alter neither what was learned so far nor what is learned from now on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """Where a run goes on."""
-
-    checkpoint: Path
-    state: Mapping[str, Any]
-    """The loop's own state, as `LoopState`'s fields."""
+"""Settings that a resumed run may change: they alter neither what was learned nor what is learned from now on."""
 
 
 def find_run(name: str, out: Path | None) -> Path:
@@ -45,21 +36,18 @@ def find_run(name: str, out: Path | None) -> Path:
     return max(runs, key=lambda run: run.stat().st_mtime).resolve()
 
 
-def check_same_recipe(run_dir: Path, loaded: LoadedRecipe) -> Resumed | None:
+def checkpoint_to_resume(run_dir: Path, loaded: LoadedRecipe) -> GoodCheckpoint | None:
     """The checkpoint to go on from; None where the run died before its first one (it then starts again).
 
     Raises RecipeError naming the settings that differ from those the run was started with.
     """
-    from quintain.trainer.checkpoint import Checkpoints
-
     saved = load_recipe(run_dir / "config.yaml").resolved
     changed = [f"{key}: the run has {old!r}, now {new!r}" for key, old, new in _differences(saved, loaded.resolved)]
     if changed:
         raise RecipeError(
             [*changed, "resume with the run's own settings, or start a new run with another --out"], where="--resume"
         )
-    found = Checkpoints(run_dir / "checkpoints", keep=loaded.config.checkpoint.keep).latest_good()
-    return Resumed(checkpoint=found.path, state=found.state) if found else None
+    return latest_good(run_dir / "checkpoints")
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -45,6 +45,7 @@ class Summary:
 
 def summarise(state: LoopState, *, sandbox: str, engine: str, seed: int, run_dir: Path) -> Summary:
     """The summary of a run as far as it got."""
+    total_s = sum(state.seconds.values())
     busy_s = state.seconds.get("rollout", 0.0) + state.seconds.get("train", 0.0)
     return Summary(
         success_before=state.success_before,
@@ -52,7 +53,7 @@ def summarise(state: LoopState, *, sandbox: str, engine: str, seed: int, run_dir
         reward_first=state.reward_first,
         reward_last=state.reward_last,
         steps=state.step,
-        seconds={name: round(value, 3) for name, value in state.seconds.items()},
+        seconds={name: round(value, 3) for name, value in (state.seconds | {"total": total_s}).items()},
         tokens_per_second=round(state.num_sampled_tokens / busy_s, 1) if busy_s else 0.0,
         max_staleness_seen=state.max_staleness_seen,
         sandbox=sandbox,

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from quintain.agents.store import TrajectoryStore
-from quintain.envs import ToolEnv
 from quintain.recipes.assemble import Parts, assemble, starting_model
+from quintain.recipes.config import RecipeConfig
 from quintain.recipes.loader import LoadedRecipe, dump_config
-from quintain.recipes.resume import Resumed, check_same_recipe, find_run
+from quintain.recipes.resume import checkpoint_to_resume, find_run
 from quintain.recipes.summary import Summary, summarise
-from quintain.trainer.checkpoint import Checkpoints
+from quintain.trainer.checkpoint import Checkpoints, GoodCheckpoint
 from quintain.trainer.learner import Learner
 from quintain.trainer.loop import LoopConfig, LoopState, TrainingLoop
 from quintain.trainer.progress import Progress
@@ -35,12 +35,12 @@ logger = logging.getLogger("quintain")
 def train_recipe(loaded: LoadedRecipe, *, out: Path | None, resume: bool, progress: Progress) -> Summary:
     """Train as the recipe says; with `resume`, from the newest good checkpoint of `out` (default: the newest run).
 
-    Raises RecipeError where the run to resume was made by another recipe, SandboxUnavailable with the remedy, and whatever
-    stops the run, after everything was closed and the last finished batch saved.
+    Raises RecipeError where the run to resume was made by another recipe, SandboxUnavailable with the remedy, and
+    whatever stops the run, after everything was closed and the last finished batch saved.
     """
     config = loaded.config
     run_dir = find_run(config.name, out) if resume else new_run(config.name, out)
-    resumed = check_same_recipe(run_dir, loaded) if resume else None
+    resumed = checkpoint_to_resume(run_dir, loaded) if resume else None
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     status = StatusFile(run_dir, steps=config.trainer.steps)
@@ -57,31 +57,19 @@ def new_run(name: str, out: Path | None) -> Path:
 def _run(
     loaded: LoadedRecipe,
     run_dir: Path,
-    resumed: Resumed | None,
+    resumed: GoodCheckpoint | None,
     status: StatusFile,
     stack: ExitStack,
     progress: Progress,
 ) -> Summary:
-    config, started = loaded.config, time.perf_counter()
-    status.update(phase="assembly")
+    config = loaded.config
     state = LoopState(**resumed.state) if resumed else LoopState()
-    before_s = state.seconds.pop("total", 0.0)
-    load = partial(starting_model, config, progress=progress, folder=resumed.checkpoint if resumed else None)
-    parts = assemble(config, stack=stack, owner=run_dir.name, progress=progress, load=load)
+    checkpoints = Checkpoints(run_dir / "checkpoints", keep=config.checkpoint.keep)
+    parts, learner = _start(config, run_dir, resumed, state, status, stack, progress)
+    checkpoints.tokenizer = parts.tokenizer
+    checkpoints.check_free_space(learner)
+    supersede_after(run_dir, state.step if resumed else -1)
     kind = parts.pool.kind if parts.pool else "none"
-    assembled = time.perf_counter()
-    state.seconds["assembly"] = state.seconds.get("assembly", 0.0) + assembled - started
-    if resumed is None and config.warm_start.enabled:
-        status.update(phase="warm start")
-        parts.warm_up(config, progress)
-        state.seconds["warm_start"] = time.perf_counter() - assembled
-
-    learner = Learner(parts.model, config.algorithm, config.trainer, temperature=config.rollout.temperature)
-    if resumed is not None:
-        learner.load(resumed.checkpoint)
-        parts.policy.set_policy_version(learner.policy_version)
-        supersede_after(run_dir, state.step)
-        progress.message(f"resumed after step {state.step}, policy version {learner.policy_version}")
     trackers = _open_trackers(loaded, run_dir, parts, kind, progress)
     loop = TrainingLoop(
         LoopConfig(
@@ -98,37 +86,65 @@ def _run(
         order=TaskOrder(parts.train_env.num_tasks, seed=config.seed),
         store=TrajectoryStore(run_dir / "trajectories"),
         trackers=trackers,
-        checkpoints=Checkpoints(run_dir / "checkpoints", keep=config.checkpoint.keep, tokenizer=parts.tokenizer),
+        checkpoints=checkpoints,
         status=status,
         progress=progress,
         state=state,
     )
     ended = "failed"
     try:
-        state = loop.run()
+        loop.run()
         ended = "finished"
     except KeyboardInterrupt:
         ended = "interrupted"
         raise
     finally:
         trackers.close(ended)
-        state.seconds["total"] = before_s + time.perf_counter() - started
         summary = summarise(state, sandbox=kind, engine=config.engine.type, seed=config.seed, run_dir=run_dir)
         summary.write()
     return summary
+
+
+def _start(
+    config: RecipeConfig,
+    run_dir: Path,
+    resumed: GoodCheckpoint | None,
+    state: LoopState,
+    status: StatusFile,
+    stack: ExitStack,
+    progress: Progress,
+) -> tuple[Parts, Learner]:
+    """Parts and learner as they stand before the first batch: warm-started, or as the checkpoint has them."""
+    started = time.perf_counter()
+    status.update(phase="assembly")
+    load = partial(starting_model, config, progress=progress, folder=resumed.model_path if resumed else None)
+    parts = assemble(config, stack=stack, owner=run_dir.name, progress=progress, load=load)
+    assembled = time.perf_counter()
+    state.seconds["assembly"] = state.seconds.get("assembly", 0.0) + assembled - started
+    if resumed is None and config.warm_start.enabled:
+        status.update(phase="warm start")
+        parts.warm_up(config, progress)
+        state.seconds["warm_start"] = time.perf_counter() - assembled
+    learner = Learner(parts.model, config.algorithm, config.trainer, temperature=config.rollout.temperature)
+    if resumed is not None:
+        learner.load(resumed.path)
+        parts.policy.set_policy_version(learner.policy_version)
+        for reason in resumed.passed_over:
+            progress.message(f"passed over a newer checkpoint: {reason}")
+        progress.message(f"resumed after step {state.step}, policy version {learner.policy_version}")
+    return parts, learner
 
 
 def _open_trackers(loaded: LoadedRecipe, run_dir: Path, parts: Parts, kind: str, progress: Progress) -> Trackers:
     config = loaded.config
     trackers: list[Tracker] = [JsonlTracker(run_dir)]
     if config.tracking.aim:
-        decode = partial(parts.tokenizer.decode, skip_special_tokens=False)
         trackers.append(
             AimTracker(
                 run_dir,
                 experiment=config.tracking.experiment or config.name,
                 config=config.tracking,
-                decode=decode,
+                decode=lambda ids: str(parts.tokenizer.decode(list(ids), skip_special_tokens=False)),
                 report=progress.message,
             )
         )

@@ -82,7 +82,7 @@ class Checkpoints:
             keep: how many of the newest are kept, >= 1.
             tokenizer: saved beside the weights, so that the folder serves as `model.path`.
         """
-        self.root, self.keep, self._tokenizer = root, keep, tokenizer
+        self.root, self.keep, self.tokenizer = root, keep, tokenizer
         root.mkdir(parents=True, exist_ok=True)
         _finish_interrupted(root)
 
@@ -100,8 +100,8 @@ class Checkpoints:
         try:
             beside.mkdir()
             learner.save(beside)
-            if self._tokenizer is not None:
-                self._tokenizer.save_pretrained(beside / "model")
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(beside / "model")
             (beside / LOOP_STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
             _write_manifest(beside, step)
         except OSError as error:

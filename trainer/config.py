@@ -23,15 +23,15 @@ class AlgorithmConfig(BaseModel):
     advantage_eps: float = Field(default=1e-6, gt=0)
     """Added to the group's standard deviation (sample, ddof = 1)."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """The proximal policy of the ratio: the trainer's own log-probs before the first update of the batch, or the sampler's."""
+    """The proximal policy of the ratio: the trainer's log-probs before the batch's first update, or the sampler's."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k3 estimate of KL(policy || reference) in the loss; 0 keeps no reference model."""
     truncated: Literal["train", "mask", "penalise"] = "train"
-    """What is done with trajectories that hit a limit: train on their reward, leave the loss (they stay in the baseline), or
-    train with reward `truncated_reward`."""
+    """What is done with trajectories that hit a limit: train on their reward, leave the loss (they stay in the
+    baseline), or train with reward `truncated_reward`."""
     truncated_reward: float = 0.0
     learning_rate: float = Field(default=1e-6, gt=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -104,11 +104,14 @@ class WarmStartConfig(BaseModel):
     max_steps: int = Field(default=1200, ge=1)
     """Cap of the clean stage; reaching it below the target is an error."""
     check_every_steps: int = Field(default=50, ge=1)
-    first_check_step: int = Field(default=300, ge=1)
+    first_check_step: int = Field(default=100, ge=1)
     num_check_tasks: int = Field(default=128, ge=1)
     batch_size: int = Field(default=32, ge=1)
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """Peak: reached after `warmup_steps`, held until a check reaches the target."""
     warmup_steps: int = Field(default=50, ge=0)
+    cooldown_steps: int = Field(default=100, ge=0)
+    """After the target was reached the learning rate falls to 0 over this many steps, and the target is checked again."""
     num_demonstrations: int = Field(default=20000, ge=1)
     """Demonstrations drawn for the clean stage (seeded)."""
     mixed_steps: int = Field(default=0, ge=0)

@@ -11,8 +11,8 @@
 | runner | policy    | the generation's token limit                           |
 | runner | sandboxes | `sandbox.acquire_timeout_s`, each command's deadline     |
 
-Invariants: `step` counts finished batches (1 after the first); every token of batch `n` was sampled by the version that
-batch `n` is trained at (staleness 0); a checkpoint is written only between batches. The loop does not build anything: the
+Invariants: `step` counts finished batches (1 after the first); every token of batch `n` was sampled by the version
+that batch `n` is trained at (staleness 0); a checkpoint is written only between batches. The loop builds nothing: the
 recipe layer hands it ready parts.
 """
 
@@ -30,12 +30,13 @@ from quintain.agents.store import TrajectoryStore
 from quintain.agents.trajectory import Group
 from quintain.envs import Task
 from quintain.trainer.advantages import group_advantages
-from quintain.trainer.batch import samples_from_groups
+from quintain.trainer.batch import EmptyBatchError, samples_from_groups
 from quintain.trainer.checkpoint import Checkpoints
 from quintain.trainer.config import AlgorithmConfig, CheckpointConfig, EvalConfig, TrainerConfig
 from quintain.trainer.learner import Learner
 from quintain.trainer.metrics import rollout_metrics
 from quintain.trainer.progress import Progress
+from quintain.trainer.sample import Sample
 from quintain.trainer.status import StatusFile
 from quintain.trainer.task_order import TaskOrder
 from quintain.trainer.tracking import Trackers
@@ -44,7 +45,7 @@ from quintain.trainer.tracking import Trackers
 class VersionedPolicy(Protocol):
     """The part of a policy that the loop drives: after each batch it is told the learner's version."""
 
-    def set_policy_version(self, policy_version: int) -> None: ...
+    def set_policy_version(self, version: int, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class TrainingLoop:
         self._saved_step = state.step if state.step else -1
 
     def run(self) -> LoopState:
-        """Train to the last step. On any exception that leaves the learner between two batches, saves before it passes on."""
+        """Train to the last step. An exception that meets the learner between two batches passes on after a save."""
         steps = self.config.trainer.steps
         try:
             if self.state.step == 0:
@@ -136,11 +137,10 @@ class TrainingLoop:
         advantages_P_G = group_advantages(groups, algorithm)
         samples = samples_from_groups(groups, advantages_P_G, algorithm)
         sampled_by = self.learner.policy_version
-        self._between_batches = False
-        metrics = self.learner.train_on(samples)
-        self.policy.set_policy_version(self.learner.policy_version)
+        metrics = self._train_on(samples)
         state.step += 1
         state.next_draw += algorithm.tasks_per_step
+        self._between_batches = True
         trained = time.perf_counter()
 
         metrics |= rollout_metrics(groups)
@@ -154,14 +154,27 @@ class TrainingLoop:
         }
         state.num_sampled_tokens += num_tokens
         state.max_staleness_seen = max(state.max_staleness_seen, int(metrics["policy/staleness_max"]))
-        state.reward_last = metrics["reward/mean"]
-        if state.reward_first is None:
-            state.reward_first = state.reward_last
+        reward = metrics.get("reward/mean")  # absent where no trajectory is valid
+        state.reward_last = state.reward_last if reward is None else reward
+        state.reward_first = state.reward_last if state.reward_first is None else state.reward_first
         self._add_seconds("rollout", sampled - started)
         self._add_seconds("train", trained - sampled)
-        self._between_batches = True
         self._record(groups, advantages_P_G, metrics, sampled_by)
-        return f"reward {metrics['reward/mean']:.3f}  success {metrics['rollout/success_frac']:.2f}"
+        success = metrics.get("rollout/success_frac")
+        return (
+            "no valid trajectory" if reward is None or success is None else f"reward {reward:.3f} success {success:.2f}"
+        )
+
+    def _train_on(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One batch of updates; a batch that nothing can be learned from is passed over, counted."""
+        self._between_batches = False
+        try:
+            metrics = self.learner.train_on(samples)
+        except EmptyBatchError as error:
+            self.progress.message(f"step {self.state.step + 1}: no update: {error}")
+            metrics = {"train/num_skipped_batches": 1.0, "policy/staleness_max": 0.0}
+        self.policy.set_policy_version(self.learner.policy_version)
+        return metrics
 
     def _collect(self) -> list[Group]:
         algorithm = self.config.algorithm
