@@ -17,8 +17,8 @@ from quintain.sandbox import SandboxPool
 
 
 @pytest.fixture
-def env(local_pool: SandboxPool) -> Iterator[CalculatorEnv]:
-    made = CalculatorEnv(pool=local_pool)
+def env(pool: SandboxPool) -> Iterator[CalculatorEnv]:
+    made = CalculatorEnv(pool=pool)
     yield made
     made.close()
 

@@ -18,9 +18,9 @@ from quintain.sandbox import SandboxPool
 
 
 @pytest.mark.parametrize("cls", [CalculatorEnv, ShellEnv])
-def test_check_env_passes_with_the_pool_of_a_run(cls: type[ToolEnv], local_pool: SandboxPool) -> None:
+def test_check_env_passes_with_the_pool_of_a_run(cls: type[ToolEnv], pool: SandboxPool) -> None:
     """J01"""
-    env = cls(pool=local_pool)
+    env = cls(pool=pool)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(env, skip_render_check=True)

@@ -16,8 +16,8 @@ from quintain.sandbox import SandboxPool
 
 
 @pytest.fixture
-def env(local_pool: SandboxPool) -> Iterator[ShellEnv]:
-    made = ShellEnv(pool=local_pool)
+def env(pool: SandboxPool) -> Iterator[ShellEnv]:
+    made = ShellEnv(pool=pool)
     yield made
     made.close()
 

@@ -91,9 +91,9 @@ def test_an_action_that_is_no_assistant_message_is_refused_and_takes_no_turn(act
     assert env.num_turns == 0 and env.step(say("x"))[2]
 
 
-def test_nothing_of_a_trajectory_is_seen_by_the_next(local_pool: SandboxPool) -> None:
+def test_nothing_of_a_trajectory_is_seen_by_the_next(pool: SandboxPool) -> None:
     """J06"""
-    env, other = Notebook(pool=local_pool), Notebook(pool=local_pool)
+    env, other = Notebook(pool=pool), Notebook(pool=pool)
     env.reset(seed=0)
     write = ("write", '{"text": "secret"}')
     first = env.step(call(write))[0][0].content
@@ -107,10 +107,10 @@ def test_nothing_of_a_trajectory_is_seen_by_the_next(local_pool: SandboxPool) ->
     other.close()
 
 
-def test_boxes_come_back_on_every_path(local_pool: SandboxPool) -> None:
-    """J06: the pool holds two boxes; ten trajectories that fail in `prepare`, in a tool or in `step` use up none."""
+def test_boxes_come_back_on_every_path(pool: SandboxPool) -> None:
+    """J06: the pool holds two boxes; twenty-five resets some failing in `prepare`, use up none."""
     for _ in range(5):
-        env = Notebook(pool=local_pool, fail_in_prepare=3)
+        env = Notebook(pool=pool, fail_in_prepare=3)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="prepare failed"):
                 env.reset(seed=0)
@@ -120,13 +120,13 @@ def test_boxes_come_back_on_every_path(local_pool: SandboxPool) -> None:
         env.reset(seed=1)
         env.close()
         env.close()
-    boxes = [local_pool.acquire(), local_pool.acquire()]
+    boxes = [pool.acquire(), pool.acquire()]
     for box in boxes:
-        local_pool.release(box)
+        pool.release(box)
 
 
-def test_box_is_void_after_close_and_reset_takes_another(local_pool: SandboxPool) -> None:
-    env = Notebook(pool=local_pool)
+def test_box_is_void_after_close_and_reset_takes_another(pool: SandboxPool) -> None:
+    env = Notebook(pool=pool)
     with pytest.raises(RuntimeError, match="call reset"):
         _ = env.box
     env.reset(seed=0)
