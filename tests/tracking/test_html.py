@@ -246,3 +246,11 @@ def test_reasoning_is_part_of_the_transcript() -> None:
     shown = replace(trajectory(), messages=(Message(role="assistant", content="5", reasoning="2+3"),))
 
     assert "(reasoning) 2+3\n5" in trajectory_text(shown, advantage=0.0, policy_version=4, max_tokens=100)
+
+
+def test_half_a_surrogate_pair_from_a_json_escape_does_not_stop_the_page() -> None:
+    shown = replace(trajectory(), messages=(Message(role="assistant", content="a\ud800b"),), error="\ud800")
+
+    assert "a?b" in page_of(shown, decode=None)
+    page_of(shown).encode()
+    assert "a?b" in trajectory_text(shown, advantage=0.0, policy_version=4, max_tokens=100)

@@ -18,7 +18,7 @@ from quintain.agents.trajectory import TokenRow, Trajectory
 from quintain.envs.message import Message
 from quintain.trainer.tracking.html_style import NUM_VERSION_COLOURS, PROBABILITY_STEPS, STYLE
 from quintain.trainer.tracking.layout import Section, sections_of, unseen_messages
-from quintain.trainer.tracking.text import message_text, message_title, number, staleness
+from quintain.trainer.tracking.text import encodable, message_text, message_title, number, staleness
 from quintain.trainer.tracking.token_text import Decode, Piece
 
 _COLLAPSED = ("system", "template")  # the same in every trajectory of a run
@@ -53,7 +53,7 @@ def trajectory_html(
         note = "after the last turn, not seen by the policy"
         parts += [_message_html(message, note) for message in unseen_messages(trajectory)]
         parts.append(_legend(trajectory))
-    return "".join([*parts, "</div>"])
+    return encodable("".join([*parts, "</div>"]))
 
 
 def _badges(trajectory: Trajectory, advantage: float, policy_version: int) -> str:

@@ -17,9 +17,14 @@ def trajectory_text(trajectory: Trajectory, *, advantage: float, policy_version:
         lines.append(f"error: {trajectory.error}")
     for message in trajectory.messages:
         lines += ["", f"[{message_title(message)}]", message_text(message)]
-    text = "\n".join(lines)
+    text = encodable("\n".join(lines))
     most = max_tokens * _CHARACTERS_PER_TOKEN
     return text if len(text) <= most else f"{text[:most]}\n… {len(text) - most} characters more"
+
+
+def encodable(text: str) -> str:
+    """Without lone surrogates, which a model can write as JSON escapes and which have no UTF-8 form."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def header(trajectory: Trajectory, *, advantage: float, policy_version: int) -> str:
