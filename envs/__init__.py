@@ -1,7 +1,7 @@
 """Environments: tasks, tools, rewards, and the Gymnasium classes that join them.
 
 Names are loaded when first used, because the config tree imports this package and must stay light. Importing it tells
-Gymnasium of our environments at once where Gymnasium is loaded already, else when the first name is used.
+Gymnasium of our environments at once where Gymnasium is loaded already, else when a name that needs it is first used.
 """
 
 from __future__ import annotations

@@ -56,10 +56,7 @@ class EnvironmentInfo:
 
 
 def register_environments() -> None:
-    """Tell Gymnasium of our environments and of those of other distributions, without importing any. Idempotent.
-
-    Also fit for an entry point of Gymnasium's own group `gymnasium.envs`, which runs when Gymnasium is imported.
-    """
+    """Tell Gymnasium of our environments and of those of other distributions, without importing any. Idempotent."""
     for name, place in _all_places().items():
         if name not in registry:
             register(id=name, entry_point=place)

@@ -46,9 +46,15 @@ def test_gymnasium_makes_ours_once_this_package_is_imported() -> None:
     assert isinstance(env.unwrapped, CalculatorEnv) and env.unwrapped.split == "eval"
 
 
-@pytest.mark.parametrize("order", ["import gymnasium, quintain.envs", "import quintain.envs; quintain.envs.ToolEnv"])
-def test_registration_in_a_fresh_process(order: str) -> None:
-    code = f"{order}\nimport gymnasium\nprint(gymnasium.spec('quintain/Shell-v0').entry_point)"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import gymnasium, quintain.envs; print(gymnasium.spec('quintain/Shell-v0').entry_point)",
+        "from quintain.envs import ToolEnv; import gymnasium; print(gymnasium.spec('quintain/Shell-v0').entry_point)",
+        "import gymnasium; print(gymnasium.make('quintain.envs:quintain/Shell-v0').spec.entry_point)",
+    ],
+)
+def test_registration_in_a_fresh_process(code: str) -> None:
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "quintain.envs.shell:ShellEnv", done.stderr
 
