@@ -22,6 +22,7 @@ from quintain.recipes.config import RecipeConfig
 from quintain.sandbox import SandboxPool, open_pool
 from quintain.trainer.progress import Progress
 from quintain.trainer.threads import set_threads
+from quintain.trainer.warm_start import warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -52,6 +53,26 @@ class Parts:
         tasks = self.eval_tasks[:num_tasks]
         with progress.phase(f"{name} ({'greedy' if greedy else 'sampled'})", total=len(tasks)) as bar:
             return evaluate(self.eval_runner, tasks, greedy=greedy, on_trajectory=lambda _: bar.advance(1))
+
+    def warm_up(self, config: RecipeConfig, progress: Progress) -> None:
+        """Train the model in place on the environment's demonstrations, or take the result from the cache.
+
+        Raises WarmStartError where the target is not reached.
+        """
+
+        def success(*, greedy: bool, num_tasks: int) -> float:
+            return evaluate(self.eval_runner, self.eval_tasks[:num_tasks], greedy=greedy).success_frac
+
+        warm_start(
+            self.model,
+            self.tokenizer,
+            self.renderer,
+            self.train_env,
+            config.warm_start,
+            seed=config.seed,
+            evaluate=success,
+            progress=progress,
+        )
 
 
 def open_sandboxes(config: RecipeConfig, owner: str, progress: Progress) -> SandboxPool | None:

@@ -145,6 +145,7 @@ def _open_trackers(loaded: LoadedRecipe, run_dir: Path, parts: Parts, kind: str,
                 experiment=config.tracking.experiment or config.name,
                 config=config.tracking,
                 decode=lambda ids: str(parts.tokenizer.decode(list(ids), skip_special_tokens=False)),
+                mask_truncated=config.algorithm.truncated == "mask",
                 report=progress.message,
             )
         )

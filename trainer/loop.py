@@ -160,10 +160,9 @@ class TrainingLoop:
         self._add_seconds("rollout", sampled - started)
         self._add_seconds("train", trained - sampled)
         self._record(groups, advantages_P_G, metrics, sampled_by)
-        success = metrics.get("rollout/success_frac")
-        return (
-            "no valid trajectory" if reward is None or success is None else f"reward {reward:.3f} success {success:.2f}"
-        )
+        if reward is None:
+            return "no valid trajectory"
+        return f"reward {reward:.3f} success {metrics['rollout/success_frac']:.2f}"
 
     def _train_on(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One batch of updates; a batch that nothing can be learned from is passed over, counted."""
