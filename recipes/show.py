@@ -145,10 +145,7 @@ def _print_trajectories(run: Path, *, step: int | None, limit: int, console: Con
             raise RecipeError(f"{run} has no trajectories of step {step}")
     if not files:
         return
-    rows = _json_lines(files[-1])
-    trajectories = [row for row in rows if "messages" in row] or [
-        t for row in rows for t in row.get("trajectories", ())
-    ]
+    trajectories = _json_lines(files[-1])
     shown = trajectories[:limit]
     console.print(f"\n{files[-1].stem}: {len(shown)} of {len(trajectories)} trajectories", highlight=False)
     for trajectory in shown:
@@ -161,7 +158,8 @@ def _inert(text: str) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return f"{value:.4g}" if known else "–"
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -177,7 +175,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     if not path.is_file():
         return rows
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             row = json.loads(line)
         except ValueError:

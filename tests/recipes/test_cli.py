@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -88,6 +89,24 @@ def test_nothing_heavy_is_imported_before_the_input_is_known_to_be_good(argument
     imported = imported_by(*arguments)
     assert "click" in imported
     assert imported & set(HEAVY) == set()
+
+
+def cpu_s(*command: str) -> float:
+    """The least CPU time of five runs, in seconds; wall clock would measure the neighbours."""
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", *command], cwd=ROOT, capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(spent)
+
+
+def test_a_typo_is_found_about_as_quickly_as_pydantic_and_yaml_are_imported():
+    """H01"""
+    program = "from quintain.recipes.cli import main; main()"
+    typo_s = cpu_s(program, "train", "recipes/calculator.yaml", "algorithm.lerning_rate=1")
+    assert typo_s < 4 * cpu_s("import pydantic, yaml")
 
 
 @pytest.mark.parametrize(

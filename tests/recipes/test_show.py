@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from quintain.agents.outcome import Outcome, StopReason
+from quintain.agents.store import TrajectoryStore
+from quintain.agents.trajectory import Group, Trajectory
+from quintain.envs import Message, ToolCall
 from quintain.recipes.loader import RecipeError
-from quintain.recipes.show import newest_run, print_trajectory, show_run, sparkline
+from quintain.recipes.show import newest_run, print_groups, print_trajectory, show_run, sparkline
 
+GROUP = Group(
+    task_id="train-4",
+    draw=4,
+    trajectories=(
+        Trajectory(
+            task_id="train-4",
+            draw=4,
+            member=0,
+            attempt=0,
+            seed=9,
+            messages=(
+                Message(role="user", content="line\u2028separator"),
+                Message(role="assistant", content="", tool_calls=(ToolCall(id="call_0", name="add", arguments="{}"),)),
+            ),
+            turns=(),
+            rows=(),
+            reward=math.nan,
+            reward_terms={},
+            success=False,
+            terminated=False,
+            truncated=False,
+            outcome=Outcome.INFRASTRUCTURE,
+            stop_reason=StopReason.SANDBOX_DIED,
+            error="the box is gone",
+        ),
+    ),
+)
 TRAJECTORY = {
     "task_id": "train-3",
     "draw": 3,
@@ -65,6 +97,17 @@ def test_what_a_model_wrote_reaches_the_terminal_as_text():
     stream = io.StringIO()
     print_trajectory(TRAJECTORY, console=Console(file=stream, force_terminal=False, width=200))
     assert "It is [bold]85[/bold]\\x1b[2J." in stream.getvalue()
+
+
+def test_groups_in_memory_and_on_disk_look_the_same(run: Path, capsys: pytest.CaptureFixture[str]):
+    print_groups([GROUP])
+    in_memory = capsys.readouterr().out
+    assert "infrastructure/sandbox_died" in in_memory and "-> add({})" in in_memory and "the box is gone" in in_memory
+    TrajectoryStore(run / "trajectories").write_step(12, [GROUP], None)
+    show_run(run, step=12, num_trajectories=1)
+    on_disk = capsys.readouterr().out
+    assert "step_000012: 1 of 1" in on_disk
+    assert on_disk.endswith(in_memory)
 
 
 def test_a_run_that_has_just_begun_is_shown_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
