@@ -79,7 +79,8 @@ def print_summary(run: Path, *, console: Console | None = None) -> None:
         places = (summary.get("sandbox"), summary.get("engine"), summary.get("seed"))
         table.add_row("sandbox, engine, seed", ", ".join(str(value) for value in places))
     console.print(table)
-    console.print(f"\nLook at it: quintain view {run}    (in the terminal: quintain show {run})", highlight=False)
+    hint = f"\nLook at it: quintain view {run}    (in the terminal: quintain show {run})"
+    console.print(Text(hint), soft_wrap=True)  # one line, to be copied
 
 
 def curves_table(rows: Sequence[Mapping[str, Any]]) -> Table:
