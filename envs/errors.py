@@ -18,5 +18,9 @@ class NoTasksError(ValueError):
     """No usable task is left for a split; the message counts the reasons."""
 
 
+class EnvironmentArgumentsError(TypeError):
+    """The environment's constructor does not take these arguments."""
+
+
 class UnknownEnvironmentError(ValueError):
     """No environment has this id; the message names the nearest."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymnasium.envs.registration import register, registry
 
 from quintain.envs.config import EnvironmentConfig
-from quintain.envs.errors import UnknownEnvironmentError
+from quintain.envs.errors import EnvironmentArgumentsError, UnknownEnvironmentError
 
 if TYPE_CHECKING:
     from quintain.envs.tool_env import ToolEnv
@@ -104,12 +104,12 @@ def make_env(
     pool: SandboxPool | None,
     base_dir: Path | str | None = None,
 ) -> ToolEnv:
-    """One instance. Raises UnknownEnvironmentError, TypeError for kwargs that the class does not take."""
+    """One instance. Raises UnknownEnvironmentError, EnvironmentArgumentsError for kwargs that it does not take."""
     cls = env_class(config.id, base_dir=base_dir)
     try:
         inspect.signature(cls).bind(split=split, pool=pool, **config.kwargs)
     except TypeError as error:
-        raise TypeError(
+        raise EnvironmentArgumentsError(
             f"{cls.__name__} cannot be made from environment.kwargs ({error}); its own `__init__` takes its settings "
             "and passes the rest on: `def __init__(self, *, size=3, **kwargs): super().__init__(**kwargs)`"
         ) from error

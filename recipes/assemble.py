@@ -19,6 +19,7 @@ from quintain.agents.renderer import ChatRenderer
 from quintain.agents.scheduler import RolloutRunner
 from quintain.envs import Message, Task, ToolEnv, env_class, make_env
 from quintain.recipes.config import RecipeConfig
+from quintain.recipes.loader import RecipeError
 from quintain.sandbox import SandboxPool, open_pool
 from quintain.trainer.progress import Progress
 from quintain.trainer.threads import set_threads
@@ -149,7 +150,10 @@ def starting_model(
     from quintain.recipes.build_model import build_scratch, conversation_texts, load_model
 
     if folder is not None or config.model.path is not None:
-        return load_model(folder or str(config.model.path))
+        try:
+            return load_model(folder or str(config.model.path))
+        except FileNotFoundError as error:
+            raise RecipeError(str(error)) from error
     with progress.phase("model from scratch"):
         tasks = [env.task_at(i) for i in range(min(NUM_TOKENIZER_TASKS, env.num_tasks))]
         conversations = [

@@ -17,6 +17,10 @@ import click
 INPUT_ERRORS = (
     "quintain.recipes.loader:RecipeError",
     "quintain.sandbox.base:SandboxUnavailable",
+    "quintain.envs.errors:UnknownEnvironmentError",
+    "quintain.envs.errors:EnvironmentArgumentsError",
+    "quintain.envs.errors:NoTasksError",
+    "quintain.agents.template:TemplateError",
     "quintain.trainer.tracking.tracker:TrackingError",
     "quintain.envs.errors:UnknownEnvironmentError",
     "quintain.envs.errors:NoTasksError",

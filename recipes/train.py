@@ -177,8 +177,9 @@ def _final_status(run_dir: Path, status: StatusFile) -> Iterator[None]:
     """status.json and the log say how the run ended; the exception that ended it is told where the log is."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         status.update(state="interrupted")
+        interrupt.add_note(f"go on with: quintain train RECIPE --resume --out {run_dir}")
         raise
     except BaseException as error:
         logger.exception("the run failed")

@@ -7,8 +7,10 @@ quietly leaves its real parts out proves nothing.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +20,21 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+ENGINE_SCRIPT = Path(__file__).parent / "testbed" / "engine.sh"
 REAL_PARTS = {"docker": "against a Docker engine", "browser": "in a browser"}
 _RAN = pytest.StashKey[Counter]()
 _SKIPPED = pytest.StashKey[Counter]()
+
+
+@pytest.fixture(scope="session")
+def engine_url() -> str:
+    """DOCKER_HOST of a real engine, set for the whole session. A test that finds none fails; it is never skipped."""
+    started = subprocess.run([ENGINE_SCRIPT, "start"], capture_output=True, text=True, timeout=280)
+    if started.returncode != 0:
+        pytest.fail(f"this test needs a Docker engine: start one, or set DOCKER_HOST\n{started.stderr}")
+    line = subprocess.run([ENGINE_SCRIPT, "env"], capture_output=True, text=True, check=True).stdout
+    os.environ["DOCKER_HOST"] = line.strip().partition("=")[2]
+    return os.environ["DOCKER_HOST"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,14 +1,8 @@
-"""Boxes of both kinds for the same suite, and a real Docker engine: the one that answers, else the test engine.
-
-A test that needs an engine and finds none fails; it is never skipped.
-"""
+"""Boxes of both kinds for the same suite, and the SDK's client of the real engine."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import docker
@@ -17,19 +11,7 @@ import pytest
 from quintain.sandbox import BlockingSandbox, SandboxPool, open_pool
 from quintain.sandbox.config import SandboxConfig
 
-ENGINE_SCRIPT = Path(__file__).resolve().parents[1] / "testbed" / "engine.sh"
 BOTH_KINDS = [pytest.param("local"), pytest.param("docker", marks=pytest.mark.docker)]
-
-
-@pytest.fixture(scope="session")
-def engine_url() -> str:
-    """DOCKER_HOST of a real engine, set for the whole session."""
-    started = subprocess.run([ENGINE_SCRIPT, "start"], capture_output=True, text=True, timeout=280)
-    if started.returncode != 0:
-        pytest.fail(f"these tests need a Docker engine: start one, or set DOCKER_HOST\n{started.stderr}")
-    line = subprocess.run([ENGINE_SCRIPT, "env"], capture_output=True, text=True, check=True).stdout
-    os.environ["DOCKER_HOST"] = line.strip().partition("=")[2]
-    return os.environ["DOCKER_HOST"]
 
 
 @pytest.fixture(scope="session")
