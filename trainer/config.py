@@ -108,16 +108,16 @@ class WarmStartConfig(BaseModel):
     num_check_tasks: int = Field(default=128, ge=1)
     batch_size: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
-    """Peak: reached after `warmup_steps`, held until a check reaches the target."""
+    """Peak: reached after `warmup_steps`, held until a check comes near the target."""
     warmup_steps: int = Field(default=50, ge=0)
     cooldown_steps: int = Field(default=100, ge=0)
-    """After the target was reached the learning rate falls to 0 over this many steps, and the target is checked again."""
+    """Then the learning rate falls to 0 over this many steps, and the check after them must reach the target."""
     num_demonstrations: int = Field(default=20000, ge=1)
     """Demonstrations drawn for the clean stage (seeded)."""
     mixed_steps: int = Field(default=0, ge=0)
     """Steps of the mixed-quality stage, which leaves RL something to do; 0 = none."""
     mixed_learning_rate: float = Field(default=1e-3, gt=0)
-    mixed_bad_frac: float = Field(default=0.65, ge=0, le=1)
+    mixed_bad_frac: float = Field(default=0.6, ge=0, le=1)
     """Share of bad-habit demonstrations in the mixed stage."""
     cache_dir: str = ".cache/warm_start"
     """Relative to the working directory; entries are named by the content that made them."""

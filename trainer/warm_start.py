@@ -1,6 +1,6 @@
-"""Supervised warm-up on an environment's demonstrations, so that a randomly initialised model has something to reinforce.
+"""Supervised warm-up on an environment's demonstrations, so that a random model has something to reinforce.
 
-    clean demonstrations ──> AdamW until greedy success >= target ──> cool-down to learning rate 0 ──> check again
+    clean demonstrations ──> AdamW until greedy success is near the target ──> cool-down to learning rate 0 ──> check
     mixed-quality ones   ──> `mixed_steps` more, so that RL has bad habits to unlearn      (skipped where 0)
     cache                ──> the result, named by everything that made it
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +34,8 @@ from quintain.trainer.warm_start_cache import WarmStartCache, WarmStartReport, c
 ADAM_BETAS = (0.9, 0.98)  # 0.95 for the second one takes twice the steps here
 MAX_GRAD_NORM = 1.0
 PAD_MULTIPLE = 8
+COOLDOWN_FROM = 0.8
+"""A check at this share of the target starts the cool-down: settling is worth about 0.1 of greedy success."""
 MIXED_WARMUP_STEPS = 10
 
 Conversation = tuple[Message, ...]
@@ -202,9 +203,10 @@ class _Order:
 def _clean_stage(
     model: Any, rows: _Rows, config: WarmStartConfig, seed: int, evaluate: Evaluate, progress: Progress
 ) -> tuple[int, float]:
-    """Constant learning rate until a check reaches the target, then a cool-down and a last check (else on at the peak).
+    """Constant learning rate until a check comes near the target, then a cool-down and a check that must reach it.
 
-    Returns the steps taken and the greedy success reached. Raises WarmStartError at the cap.
+    Where that fails, training goes on at the peak, to the next cool-down. Returns the steps taken and the greedy
+    success reached. Raises WarmStartError at the cap.
     """
     trainer = _Supervised(model, rows, _Order(len(rows), config.batch_size, seed))
     best, cooling_until = 0.0, 0
@@ -222,27 +224,30 @@ def _clean_stage(
                 continue
             success = _checked(evaluate, config, phase, step, loss)
             best = max(best, success)
-            reached = success >= config.target_success
-            if reached and (at_end or not config.cooldown_steps):
+            if success >= config.target_success and (at_end or not config.cooldown_steps):
                 return step, success
-            cooling_until = min(step + config.cooldown_steps, config.max_steps) if reached else 0
+            near = success >= COOLDOWN_FROM * config.target_success and not at_end
+            cooling_until = min(step + config.cooldown_steps, config.max_steps) if near else 0
     raise WarmStartError(
-        f"warm start: greedy success on {config.num_check_tasks} held-out tasks reached {best:.2f} in {config.max_steps} "
-        f"steps, and warm_start.target_success is {config.target_success}. Raise warm_start.max_steps, use a larger "
-        "model (model.scratch.hidden_size, num_layers) or another seed, give simpler demonstrations, or lower the target"
+        f"warm start: greedy success on {config.num_check_tasks} held-out tasks reached {best:.2f} in "
+        f"{config.max_steps} steps, and warm_start.target_success is {config.target_success}. Raise "
+        "warm_start.max_steps, use a larger model (model.scratch.hidden_size, num_layers) or another seed, give "
+        "simpler demonstrations, or lower the target"
     )
 
 
 def _checked(evaluate: Evaluate, config: WarmStartConfig, phase: PhaseProgress, step: int, loss: float) -> float:
     success = evaluate(greedy=True, num_tasks=config.num_check_tasks)
     if math.isnan(success):
-        raise WarmStartError(f"warm start: none of {config.num_check_tasks} held-out tasks could be judged at step {step}")
+        raise WarmStartError(
+            f"warm start: none of {config.num_check_tasks} held-out tasks could be judged at step {step}"
+        )
     phase.note(f"greedy success {success:.2f}, loss {loss:.3f}")
     return success
 
 
 def _mixed_stage(model: Any, rows: _Rows, config: WarmStartConfig, progress: Progress) -> None:
-    """One pass over demonstrations of mixed quality, the learning rate falling to 0, so that sampling shows the mixture."""
+    """One pass over mixed-quality demonstrations, the learning rate falling to 0: sampling then shows the mixture."""
     numbers = iter(range(0, len(rows), config.batch_size))
 
     def in_order() -> Sequence[int]:

@@ -14,12 +14,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from quintain.envs import Message, ToolSpec
 from quintain.trainer.config import WarmStartConfig
@@ -54,7 +56,7 @@ def cache_key(
     config: WarmStartConfig,
     seed: int,
 ) -> str:
-    """Digest of everything that the result follows from: weights, tokenizer, template, data, settings, seed, threads."""
+    """Digest of all that the result follows from: weights, tokenizer, template, data, settings, seed, threads."""
     digest = hashlib.blake2b(digest_size=10)
     settings = config.model_dump(exclude={"cache_dir", "enabled"})
     # Sums are ordered differently for each number of threads, so the weights differ in the last bits.
@@ -90,7 +92,8 @@ class WarmStartCache:
             return None
         if not whole:
             return None
-        stored = type(model).from_pretrained(path, dtype=model.dtype)
+        with _no_foreign_bars():
+            stored = type(model).from_pretrained(path, dtype=model.dtype)
         model.load_state_dict(stored.state_dict())
         return report
 
@@ -100,7 +103,8 @@ class WarmStartCache:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
-            model.save_pretrained(beside)
+            with _no_foreign_bars():
+                model.save_pretrained(beside)
             tokenizer.save_pretrained(beside)
             fields = dataclasses.asdict(report)
             del fields["path"], fields["from_cache"]
@@ -115,6 +119,18 @@ class WarmStartCache:
                     raise
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def _no_foreign_bars() -> Iterator[None]:
+    """transformers draws its own bar for each file, across ours."""
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
 
 
 def _checksum(file: Path) -> str:
