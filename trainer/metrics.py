@@ -51,7 +51,7 @@ METRICS: dict[str, str] = {
     "train/num_rows": "Token rows that were trained on.",
     "train/padding_frac": "Share of the forward passes' tokens that is padding.",
     "train/minibatch_steps": "Optimizer steps that the batch was cut into.",
-    "train/num_skipped_batches": "1 where nothing in the batch could be trained on and no optimizer step was taken.",
+    "train/num_skipped_batches": "Is 1 where nothing in the batch could be trained on and no step was taken.",
     "train/num_skipped_steps": "Optimizer steps of the batch left out because the gradient norm was not finite.",
     "mismatch/logprob_gap_max": (
         "Largest absolute difference, over trained tokens, of the trainer's and the sampler's log-prob."

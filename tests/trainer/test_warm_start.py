@@ -39,14 +39,14 @@ class ColourEnv(ToolEnv):
         """1 where the answer is the colour."""
         return float(self.answer == self.task.data["answer"])
 
-    def demonstrate(self, task: Task, *, clean: bool, rng: np.random.Generator) -> tuple[Message, ...]:
+    def demonstrate(self, task: Task, *, clean: bool, rng: np.random.Generator) -> tuple[Message, ...] | None:
         return self.dialogue(task.data["answer"] if clean else "none")
 
 
 class SilentEnv(ColourEnv):
     """The same without demonstrations."""
 
-    def demonstrate(self, task: Task, *, clean: bool, rng: np.random.Generator) -> None:
+    def demonstrate(self, task: Task, *, clean: bool, rng: np.random.Generator) -> tuple[Message, ...] | None:
         return None
 
 
