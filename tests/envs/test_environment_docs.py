@@ -14,7 +14,8 @@ from quintain.envs import ToolEnv, env_class, make_env
 from quintain.envs.config import EnvironmentConfig
 
 HERE = Path(__file__).parent / "example"
-DOCS = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+ROOT = Path(__file__).parents[2]
+DOCS = [(ROOT / "docs" / "environments.md").read_text(), (ROOT / "README.md").read_text()]
 
 
 def lockers(split: str = "train") -> ToolEnv:
@@ -23,7 +24,7 @@ def lockers(split: str = "train") -> ToolEnv:
 
 @pytest.mark.parametrize(("name", "language"), [("lockers.py", "python"), ("lockers.yaml", "yaml")])
 def test_the_docs_show_the_files_that_are_tested(name: str, language: str) -> None:
-    assert f"```{language}\n{(HERE / name).read_text()}```" in DOCS
+    assert all(f"```{language}\n{(HERE / name).read_text()}```" in page for page in DOCS)
 
 
 def test_the_example_is_as_short_as_it_says() -> None:
