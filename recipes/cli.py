@@ -18,7 +18,6 @@ ENVIRONMENT_DEFAULTS = {
     "GOMP_SPINCOUNT": "0",
     "TOKENIZERS_PARALLELISM": "false",  # the tokenizer is called from many threads, never on long lists
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # of transformers too; phases have bars of their own
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would break ours
 }
 """Read by native libraries when they load, so set before the first heavy import; what the user set wins."""
