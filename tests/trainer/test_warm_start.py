@@ -59,7 +59,9 @@ class Bench:
         sizes = ScratchModelConfig(
             vocab_size=300, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=32
         )
-        texts = [text for row in self.env.rows("train") for text in (row["prompt"], row["answer"], "none")]
+        texts = [
+            text for task in map(self.env.task_at, range(20)) for text in (task.prompt, task.data["answer"], "none")
+        ]
         self.model, self.tokenizer = build_scratch(sizes, texts, seed=3)
         self.renderer = ChatRenderer(self.tokenizer)
         self.checks: list[tuple[bool, float]] = []
