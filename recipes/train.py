@@ -70,6 +70,7 @@ def _run(
     checkpoints.check_free_space(learner)
     supersede_after(run_dir, state.step if resumed else -1)
     kind = parts.pool.kind if parts.pool else "none"
+    status.update(sandbox=kind, sandbox_notice=parts.pool.notice if parts.pool else None)
     trackers = _open_trackers(loaded, run_dir, parts, kind, progress)
     loop = TrainingLoop(
         LoopConfig(

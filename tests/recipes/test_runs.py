@@ -196,6 +196,7 @@ def test_a_summary_has_what_runs_are_compared_by(recipe: Path, tmp_path: Path):
         "seed",
     }
     assert (summary["sandbox"], summary["engine"], summary["seed"]) == ("local", "local", 3)
+    assert "isolates nothing" in json.loads((run / "status.json").read_text())["sandbox_notice"]
 
 
 @pytest.mark.docker
