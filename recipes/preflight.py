@@ -66,7 +66,7 @@ def _path_problems(config: RecipeConfig) -> list[str]:
 def _out_problems(out: Path, *, resume: bool) -> list[str]:
     if out.exists() and not out.is_dir():
         return [f"--out {out} is a file; name a folder"]
-    used = (out / "metrics.jsonl").exists() or (out / "config.yaml").exists()
+    used = (out / "metrics.jsonl").exists()  # written first when a run has got past everything that may refuse it
     if used and not resume:
         return [f"--out {out} holds a run already; add --resume to go on with it, or name another folder"]
     if resume and not used:
