@@ -87,9 +87,22 @@ def open_sandboxes(config: RecipeConfig, owner: str, progress: Progress) -> Sand
     pool = open_pool(config.sandbox, needs_isolation=cls.needs_isolation, owner=owner)
     if pool.notice:
         progress.message(pool.notice)
-    with progress.phase(f"sandboxes ({pool.kind})", total=pool.size) as bar:
-        pool.warm(pool.size, on_started=lambda: bar.advance(1))
+    start_boxes(pool, progress)
     return pool
+
+
+def start_boxes(pool: SandboxPool, progress: Progress) -> None:
+    """Start all boxes of the pool, in parallel."""
+    num_started = 0
+    with progress.phase(f"sandboxes ({pool.kind})", total=pool.size) as bar:
+
+        def count() -> None:
+            nonlocal num_started
+            num_started += 1
+            bar.advance(1)
+
+        pool.warm(pool.size, on_started=count)
+        bar.advance(pool.size - num_started)  # those that ran already: opening a Docker pool starts one
 
 
 def assemble(

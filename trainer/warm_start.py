@@ -77,7 +77,7 @@ def warm_start(
     key = cache_key(model, tokenizer, env.tool_specs, [clean, mixed], config, seed)
     report = cache.load(key, model)
     if report is not None:
-        progress.message(f"warm start: taken from {report.path} (greedy success {report.greedy_success:.2f})")
+        progress.message(f"warm start: taken from {report.path} ({_reached(report)})")
         return report
 
     was_training = model.training
@@ -85,7 +85,12 @@ def warm_start(
     rows = _Rows(renderer, env, clean)
     num_steps, success = _clean_stage(model, rows, config, derive_seed(seed, "warm-start-order"), evaluate, progress)
     sampled = None
+    progress.message(f"warm start: greedy success {success:.2f} on held-out tasks after {num_steps} steps")
     if config.mixed_steps:
+        progress.message(
+            f"warm start: {config.mixed_steps} more steps, with bad habits mixed in on purpose so that RL has "
+            "something to correct; success drops"
+        )
         _mixed_stage(model, _Rows(renderer, env, mixed), config, progress)
         sampled = evaluate(greedy=False, num_tasks=config.num_check_tasks)
     model.train(was_training)
@@ -99,6 +104,14 @@ def warm_start(
     )
     cache.store(key, model, tokenizer, report)
     return report
+
+
+def _reached(report: WarmStartReport) -> str:
+    mixed = report.sampled_success
+    then = (
+        "" if mixed is None else f"; then bad habits were mixed in on purpose, for RL to correct: {mixed:.2f} sampled"
+    )
+    return f"greedy success {report.greedy_success:.2f}{then}"
 
 
 def demonstrations(env: ToolEnv, count: int, *, bad_frac: float, seed: int) -> list[Conversation]:
@@ -210,7 +223,7 @@ def _clean_stage(
     """
     trainer = _Supervised(model, rows, _Order(len(rows), config.batch_size, seed))
     best, cooling_until = 0.0, 0
-    with progress.phase("warm start", total=config.max_steps) as phase:
+    with progress.phase("warm start", total=config.max_steps, at_most=True) as phase:
         for step in range(1, config.max_steps + 1):
             if cooling_until:
                 rate = config.learning_rate * (cooling_until - step + 1) / (config.cooldown_steps + 1)
@@ -255,7 +268,7 @@ def _mixed_stage(model: Any, rows: _Rows, config: WarmStartConfig, progress: Pro
         return range(first, first + config.batch_size)
 
     trainer = _Supervised(model, rows, in_order)
-    with progress.phase("warm start, mixed quality", total=config.mixed_steps) as phase:
+    with progress.phase("warm start, bad habits", total=config.mixed_steps) as phase:
         for step in range(1, config.mixed_steps + 1):
             rising = step / MIXED_WARMUP_STEPS
             falling = (config.mixed_steps - step + 1) / max(1, config.mixed_steps - MIXED_WARMUP_STEPS)

@@ -37,6 +37,24 @@ def test_lines_are_seldom_and_only_the_outermost_phase_reports_its_end() -> None
     assert re.fullmatch(r"steps 2/2 in 0\.\d s\n", stream.getvalue())
 
 
+def test_a_line_is_about_the_outermost_counted_phase_with_the_inner_one_behind() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream, every_s=0.0)
+    with progress.phase("training"), progress.phase("steps", total=4), progress.phase("rollouts", total=128) as bar:
+        bar.advance(64)
+    assert re.fullmatch(r"steps 0/4 \(0 %\), 0\.\d s; rollouts 64/128", stream.getvalue().splitlines()[0])
+
+
+def test_a_total_that_is_a_cap_is_shown_as_one() -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream, every_s=0.0).phase("warm start", total=1500, at_most=True) as bar:
+        bar.advance()
+        bar.advance()
+    lines = stream.getvalue().splitlines()
+    assert re.fullmatch(r"warm start 2 of at most 1500, 0\.\d s, at most [\d.]+ s left", lines[1])
+    assert re.fullmatch(r"warm start 2 of at most 1500 in 0\.\d s", lines[2])
+
+
 def test_time_left_of_a_resumed_phase_ignores_what_was_done_before() -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, every_s=0.0)
@@ -54,7 +72,7 @@ def test_a_phase_of_unknown_length_and_messages_are_shown() -> None:
     with progress.phase("save"):
         progress.message("held-out success 0.9")
     assert stream.getvalue().splitlines()[0] == "held-out success 0.9"
-    assert stream.getvalue().splitlines()[1].startswith("save 0 in ")
+    assert stream.getvalue().splitlines()[1].startswith("save in 0.")
 
 
 def test_advancing_from_many_threads_loses_nothing() -> None:

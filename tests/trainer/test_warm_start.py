@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ class Bench:
         self.model, self.tokenizer = build_scratch(sizes, texts, seed=3)
         self.renderer = ChatRenderer(self.tokenizer)
         self.checks: list[tuple[bool, float]] = []
+        self.said = io.StringIO()
 
     def evaluate(self, *, greedy: bool, num_tasks: int) -> float:
         policy, tasks = LocalPolicy(self.model), [self.env.task_at(i) for i in range(num_tasks)]
@@ -117,7 +120,7 @@ class Bench:
             config,
             seed=seed,
             evaluate=self.evaluate,
-            progress=PlainProgress(),
+            progress=PlainProgress(self.said),
         )
 
     def weights(self) -> torch.Tensor:
@@ -136,6 +139,17 @@ def test_the_mixed_stage_leaves_a_model_that_can_but_often_does_not(tmp_path: Pa
     report = Bench(tmp_path).run(mixed_steps=40, mixed_bad_frac=0.6, mixed_learning_rate=5e-3)
     assert report.greedy_success >= 0.95
     assert report.sampled_success is not None and 0.15 <= report.sampled_success <= 0.65
+
+
+def test_what_was_reached_and_why_success_then_drops_is_said(tmp_path: Path) -> None:
+    first, second = Bench(tmp_path), Bench(tmp_path)
+    first.run(mixed_steps=5)
+    said = [line for line in first.said.getvalue().splitlines() if line.startswith("warm start: ")]
+    assert re.fullmatch(r"warm start: greedy success (1\.00|0\.9\d) on held-out tasks after \d+ steps", said[0])
+    assert "5 more steps, with bad habits mixed in on purpose" in said[1] and "success drops" in said[1]
+    assert re.search(r"warm start \d+ of at most 200 in ", first.said.getvalue())
+    second.run(mixed_steps=5)
+    assert re.search(r"taken from .*bad habits were mixed in on purpose.*: [01]\.\d\d sampled", second.said.getvalue())
 
 
 def test_a_missed_target_is_an_error_that_says_how_far_it_came_and_what_to_change(tmp_path: Path) -> None:
