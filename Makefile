@@ -60,13 +60,14 @@ $(BIN)/python:
 # pip is set up with are tried before the index, unless the index was chosen.
 $(STAMP)/torch: FORCE | $(BIN)/python
 	@if [ -e $@ ] && { [ -z '$(TORCH_CHOSEN)' ] || [ "$$(cat $@)" = '$(TORCH)' ]; }; then exit 0; fi; \
-	echo 'installing $(TORCH)'; \
+	echo 'installing $(TORCH) $(if $(TORCH_CHOSEN),into $(VENV),(about 2 GB into $(VENV) with all it needs, a minute or two))'; \
 	if [ -e $@ ]; then rm $@; $(PIP) uninstall -q -y torch; fi; \
 	{ [ -z '$(INDEX_CHOSEN)' ] && $(PIP) install -q '$(TORCH)' 2>/dev/null; } \
 	|| $(PIP) install -q --index-url '$(TORCH_INDEX)' '$(TORCH)' || exit 2; \
 	mkdir -p $(STAMP) && echo '$(TORCH)' > $@
 
 $(STAMP)/run: pyproject.toml $(STAMP)/torch
+	@echo 'installing quintain and what it needs (less than a minute)'
 	$(PIP) install -q -e .
 	@touch $@
 
