@@ -21,8 +21,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,12 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from quintain.trainer.batch import Batch, EmptyBatchError, make_batches, split_minibatches
 from quintain.trainer.config import AlgorithmConfig, TrainerConfig
 from quintain.trainer.logprobs import TokenScores, score_tokens
 from quintain.trainer.losses import PolicyLoss, kl_k3, policy_loss
+from quintain.trainer.model_files import load_weights, save_model
 from quintain.trainer.sample import Sample
 from quintain.trainer.tally import Tally
 
@@ -253,10 +252,9 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write `model/` (a Hugging Face folder, usable as `model.path`), `learner.pt` and, with a KL term,
         `reference/` into `folder`."""
-        with _no_progress_bars():
-            self.accelerator.unwrap_model(self.model).save_pretrained(folder / MODEL_FOLDER)
-            if self.reference is not None:
-                self.reference.save_pretrained(folder / REFERENCE_FOLDER)
+        save_model(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
+        if self.reference is not None:
+            save_model(self.reference, folder / REFERENCE_FOLDER)
         torch.save(self.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
@@ -265,33 +263,15 @@ class Learner:
         Raises:
             RuntimeError: the weights are of another architecture.
         """
-        with _no_progress_bars():
-            _load_weights(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
-            if self.reference is not None:
-                _load_weights(self.reference, folder / REFERENCE_FOLDER)
+        load_weights(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
+        if self.reference is not None:
+            load_weights(self.reference, folder / REFERENCE_FOLDER)
         self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
 
     def checkpoint_bytes(self) -> int:
         """About how much `save` writes: the weights, twice as much of Adam's moments, and the reference."""
         num_copies = 3 if self.reference is None else 4
         return num_copies * sum(p.numel() * p.element_size() for p in self.model.parameters())
-
-
-def _load_weights(model: PreTrainedModel, folder: Path) -> None:
-    loaded = type(model).from_pretrained(folder, dtype=model.dtype)
-    model.load_state_dict(loaded.state_dict())
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """transformers draws bars of its own, through whatever the run is showing."""
-    enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            transformers_logging.enable_progress_bar()
 
 
 def oldest_version(samples: Sequence[Sample]) -> int:

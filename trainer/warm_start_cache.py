@@ -14,17 +14,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from quintain.envs import Message, ToolSpec
 from quintain.trainer.config import WarmStartConfig
+from quintain.trainer.model_files import load_weights, save_model
 
 FORMAT_VERSION = 1
 """Raised when the warm start itself changes: entries made by older code are then no longer found."""
@@ -92,9 +91,7 @@ class WarmStartCache:
             return None
         if not whole:
             return None
-        with _no_foreign_bars():
-            stored = type(model).from_pretrained(path, dtype=model.dtype)
-        model.load_state_dict(stored.state_dict())
+        load_weights(model, path)
         return report
 
     def store(self, key: str, model: Any, tokenizer: Any, report: WarmStartReport) -> None:
@@ -103,8 +100,7 @@ class WarmStartCache:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
-            with _no_foreign_bars():
-                model.save_pretrained(beside)
+            save_model(model, beside)
             tokenizer.save_pretrained(beside)
             fields = dataclasses.asdict(report)
             del fields["path"], fields["from_cache"]
@@ -119,18 +115,6 @@ class WarmStartCache:
                     raise
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-
-
-@contextmanager
-def _no_foreign_bars() -> Iterator[None]:
-    """transformers draws its own bar for each file, across ours."""
-    enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            transformers_logging.enable_progress_bar()
 
 
 def _checksum(file: Path) -> str:

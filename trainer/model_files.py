@@ -1,0 +1,34 @@
+"""Weights to and from a Hugging Face folder, without the bars that transformers draws across ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write `config.json` and the weights; the folder is usable as `model.path`."""
+    with _no_foreign_bars():
+        model.save_pretrained(folder)
+
+
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Put the folder's weights into `model`. Raises RuntimeError where they are of another architecture."""
+    with _no_foreign_bars():
+        loaded = type(model).from_pretrained(folder, dtype=model.dtype)
+    model.load_state_dict(loaded.state_dict())
+
+
+@contextmanager
+def _no_foreign_bars() -> Iterator[None]:
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
