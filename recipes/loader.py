@@ -31,9 +31,9 @@ RECIPES_DIR = Path(__file__).parent
 class RecipeError(Exception):
     """The recipe or an override is wrong: exit code 2. `problems` has one sentence for each thing to put right."""
 
-    def __init__(self, problems: str | Sequence[str], *, where: str = "") -> None:
+    def __init__(self, problems: str | Sequence[str], *, where: str = "", advice: str = "") -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
-        lines = "\n  ".join(self.problems)
+        lines = "\n  ".join([*self.problems, advice] if advice else self.problems)
         several = where if len(self.problems) == 1 else f"{where or 'recipe'}: {len(self.problems)} problems"
         super().__init__(f"{several}:\n  {lines}" if several else lines)
 
@@ -86,13 +86,18 @@ def dump_config(config: BaseModel) -> str:
 
 
 def find_recipe(path: Path) -> Path:
-    """The recipe file, absolute. Raises RecipeError naming recipes with a similar name."""
+    """The recipe file, absolute. Raises RecipeError naming recipes, or runs, with a similar name."""
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     if path.is_file():
         return path.resolve()
     import difflib
 
+    runs = [file.parent for file in sorted(path.parent.glob("*/config.yaml"))]
+    if not path.exists() and path.suffix not in (".yaml", ".yml") and (runs or path.parent.name == "runs"):
+        near = difflib.get_close_matches(path.name, [run.name for run in runs], n=3, cutoff=0.5)
+        names = ", ".join(str(path.parent / name) for name in near or [run.name for run in runs[-8:]])
+        raise RecipeError(f"{path}: there is no such run" + (f"; there is {names}" if names else ", nor any other"))
     folders = dict.fromkeys(
         folder.resolve() for folder in (path.parent, Path("recipes"), RECIPES_DIR) if folder.is_dir()
     )
@@ -172,6 +177,8 @@ def _resolve_paths(data: dict[Any, Any], folder: Path) -> None:
         file, colon, name = environment["id"].rpartition(":")
         if colon and file.endswith(".py"):
             environment["id"] = f"{(folder / Path(file).expanduser()).resolve()}:{name}"
+        elif name.endswith(".py") and not colon:  # the class is missing: the registry says which there are
+            environment["id"] = str((folder / Path(name).expanduser()).resolve())
     warm_start = data.setdefault("warm_start", {})
     if isinstance(warm_start, dict):
         given = warm_start.get("cache_dir")

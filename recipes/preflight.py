@@ -41,12 +41,6 @@ def _size_problems(config: RecipeConfig) -> list[str]:
                 f"model.scratch.num_heads ({scratch.num_heads} heads) is not divisible by model.scratch.num_kv_heads "
                 f"({scratch.num_kv_heads})"
             )
-    optimizer_steps = config.trainer.steps * config.algorithm.minibatches_per_step
-    if config.algorithm.warmup_steps >= optimizer_steps:
-        problems.append(
-            f"algorithm.warmup_steps ({config.algorithm.warmup_steps}) takes all {optimizer_steps} optimizer steps "
-            "(trainer.steps x algorithm.minibatches_per_step): the learning rate would never be reached"
-        )
     return problems
 
 
@@ -66,10 +60,9 @@ def _path_problems(config: RecipeConfig) -> list[str]:
 def _out_problems(out: Path, *, resume: bool) -> list[str]:
     if out.exists() and not out.is_dir():
         return [f"--out {out} is a file; name a folder"]
-    used = (out / "metrics.jsonl").exists()  # written first when a run has got past everything that may refuse it
-    if used and not resume:
+    if not resume and (out / "metrics.jsonl").exists():  # written once the warm start is over
         return [f"--out {out} holds a run already; add --resume to go on with it, or name another folder"]
-    if resume and not used:
+    if resume and not (out / "config.yaml").is_file():  # without metrics it starts again, from its own settings
         return [f"--resume: {out} holds no run; leave --resume out to start one there"]
     return []
 
@@ -78,6 +71,12 @@ def _notices(config: RecipeConfig) -> list[str]:
     notices = []
     if config.algorithm.group_size == 1 and config.algorithm.advantage in ("grpo", "dr_grpo", "rloo"):
         notices.append("algorithm.group_size = 1: every advantage is 0, so nothing will be learned")
+    optimizer_steps = config.trainer.steps * config.algorithm.minibatches_per_step
+    if config.algorithm.warmup_steps >= optimizer_steps:
+        notices.append(
+            f"algorithm.warmup_steps ({config.algorithm.warmup_steps}) takes all {optimizer_steps} optimizer steps "
+            "(trainer.steps x algorithm.minibatches_per_step): the learning rate never reaches its peak"
+        )
     if config.model.path is None and not config.warm_start.enabled:
         notices.append(
             "the model starts from random weights without a warm start (warm_start.enabled = false): it will hardly "

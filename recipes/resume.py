@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,27 @@ FREE_TO_CHANGE = (
 """Settings that a resumed run may change: they alter neither what was learned nor what is learned from now on."""
 
 
-def find_run(name: str, out: Path | None) -> Path:
-    """`out`, or the newest `runs/<name>-*` that has a config. Raises RecipeError where there is none."""
-    if out is not None:
-        return out.resolve()
-    runs = [p.parent for p in Path("runs").glob(f"{name}-*/config.yaml")]
+def run_of(recipe: Path) -> Path | None:
+    """The run that a recipe file is part of (`RUN/config.yaml`, with a run's files beside it); None for any other."""
+    folder = recipe.resolve().parent
+    is_run = any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints", "status.json"))
+    return folder if recipe.name == "config.yaml" and is_run else None
+
+
+def find_run(loaded: LoadedRecipe, out: Path | None) -> Path:
+    """`out`; else the run whose `config.yaml` was given; else the newest `runs/<name>-<time>`.
+
+    Raises RecipeError where there is none.
+    """
+    run = out or run_of(loaded.path)
+    if run is not None:
+        return run.resolve()
+    if loaded.path.name == "config.yaml":
+        raise RecipeError(f"--resume: {loaded.path} is in no run folder; name the run folder with --out")
+    name = loaded.config.name
+    runs = [p.parent for p in Path("runs").glob(f"{escape(name)}-????????-??????/config.yaml")]
     if not runs:
-        raise RecipeError(f"--resume: there is no runs/{name}-* here; name the run folder with --out")
+        raise RecipeError(f"--resume: there is no runs/{name}-<time> here; name the run folder with --out")
     return max(runs, key=lambda run: run.stat().st_mtime).resolve()
 
 
@@ -45,7 +60,9 @@ def checkpoint_to_resume(run_dir: Path, loaded: LoadedRecipe) -> GoodCheckpoint 
     changed = [f"{key}: the run has {old!r}, now {new!r}" for key, old, new in _differences(saved, loaded.resolved)]
     if changed:
         raise RecipeError(
-            [*changed, "resume with the run's own settings, or start a new run with another --out"], where="--resume"
+            changed,
+            where=f"--resume of {run_dir}",
+            advice="resume with the run's own settings, or start a new run with another --out",
         )
     return latest_good(run_dir / "checkpoints")
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quintain.agents.store import TrajectoryStore
 from quintain.recipes.assemble import Parts, assemble, starting_model
+from quintain.recipes.cli_errors import is_input_error
 from quintain.recipes.config import RecipeConfig
+from quintain.recipes.hints import command_line
 from quintain.recipes.loader import LoadedRecipe, dump_config
 from quintain.recipes.resume import checkpoint_to_resume, find_run
+from quintain.recipes.run_log import LoggedProgress, log_file
 from quintain.recipes.summary import Summary, summarise
 from quintain.trainer.checkpoint import Checkpoints, GoodCheckpoint
 from quintain.trainer.learner import Learner
@@ -33,20 +36,23 @@ logger = logging.getLogger("quintain")
 
 
 def train_recipe(loaded: LoadedRecipe, *, out: Path | None, resume: bool, progress: Progress) -> Summary:
-    """Train as the recipe says; with `resume`, from the newest good checkpoint of `out` (default: the newest run).
+    """Train as the recipe says; with `resume`, from the newest good checkpoint of the run that `find_run` finds.
 
     Raises RecipeError where the run to resume was made by another recipe, SandboxUnavailable with the remedy, and
     whatever stops the run, after everything was closed and the last finished batch saved.
     """
     config = loaded.config
-    run_dir = find_run(config.name, out) if resume else new_run(config.name, out)
+    run_dir = find_run(loaded, out) if resume else new_run(config.name, out)
     resumed = checkpoint_to_resume(run_dir, loaded) if resume else None
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-    status = StatusFile(run_dir, steps=config.trainer.steps)
-    with _log_file(run_dir), _final_status(run_dir, status), ExitStack() as stack:
-        progress.message(f"run folder: {run_dir}")
-        return _run(loaded, run_dir, resumed, status, stack, progress)
+    progress = LoggedProgress(progress)
+    with _run_folder(run_dir):
+        (run_dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        status = StatusFile(run_dir, steps=config.trainer.steps)
+        with log_file(run_dir), _final_status(run_dir, status), ExitStack() as stack:
+            progress.message(f"run folder: {run_dir}")
+            if resume and resumed is None:
+                progress.message("it has no checkpoint yet: it starts again")
+            return _run(loaded, run_dir, resumed, status, stack, progress)
 
 
 def new_run(name: str, out: Path | None) -> Path:
@@ -117,7 +123,7 @@ def _start(
 ) -> tuple[Parts, Learner]:
     """Parts and learner as they stand before the first batch: warm-started, or as the checkpoint has them."""
     started = time.perf_counter()
-    status.update(phase="assembly")
+    status.update(phase="assembly", step=state.step)
     load = partial(starting_model, config, progress=progress, folder=resumed.model_path if resumed else None)
     parts = assemble(config, stack=stack, owner=run_dir.name, progress=progress, load=load)
     assembled = time.perf_counter()
@@ -159,18 +165,22 @@ def _open_trackers(loaded: LoadedRecipe, run_dir: Path, parts: Parts, kind: str,
 
 
 @contextmanager
-def _log_file(run_dir: Path) -> Iterator[None]:
-    """Everything that is logged while the run lasts goes to RUN/logs/run.log too."""
-    (run_dir / "logs").mkdir(exist_ok=True)
-    handler = logging.FileHandler(run_dir / "logs" / "run.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
+def _run_folder(run_dir: Path) -> Iterator[None]:
+    """The folder is there inside the block. What a refused run made (input error, no metrics yet) is removed again."""
+    files = [run_dir / name for name in ("config.yaml", "status.json", "logs/run.log")]
+    folders = [run_dir / "logs", run_dir / "checkpoints", run_dir, *run_dir.parents]
+    made_files, made_folders = ([path for path in paths if not path.exists()] for paths in (files, folders))
+    run_dir.mkdir(parents=True, exist_ok=True)
     try:
         yield
-    finally:
-        root.removeHandler(handler)
-        handler.close()
+    except Exception as error:
+        if is_input_error(error) and not (run_dir / "metrics.jsonl").exists():
+            for file in made_files:
+                file.unlink(missing_ok=True)
+            for folder in made_folders:
+                with suppress(OSError):  # not empty: someone else's file is in it
+                    folder.rmdir()
+        raise
 
 
 @contextmanager
@@ -180,7 +190,7 @@ def _final_status(run_dir: Path, status: StatusFile) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         status.update(state="interrupted")
-        interrupt.add_note(f"go on with: quintain train RECIPE --resume --out {run_dir}")
+        interrupt.add_note(f"go on with: {command_line('train', run_dir / 'config.yaml', '--resume')}")
         raise
     except BaseException as error:
         logger.exception("the run failed")
