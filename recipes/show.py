@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quintain.recipes.hints import command_line
 from quintain.recipes.loader import RecipeError
 
 if TYPE_CHECKING:
@@ -33,13 +34,25 @@ _STYLES = {"system": "dim", "user": "bold", "assistant": "cyan", "tool": "yellow
 
 
 def newest_run(runs_dir: Path = Path("runs")) -> Path:
-    """The run that was touched last. Raises RecipeError where there is none."""
-    runs = [path.parent for path in runs_dir.glob("*/config.yaml")]
-    if not runs:
-        raise RecipeError(
-            f"there is no run under {runs_dir.resolve()}; name a run folder, or start one: quintain train RECIPE"
-        )
-    return max(runs, key=lambda run: max(path.stat().st_mtime for path in run.iterdir()))
+    """The run with metrics whose metrics were written last. Raises RecipeError where there is none."""
+    metrics = list(runs_dir.glob("*/metrics.jsonl"))
+    if metrics:
+        return max(metrics, key=lambda path: path.stat().st_mtime).parent
+    begun = max(runs_dir.glob("*/status.json"), key=lambda path: path.stat().st_mtime, default=None)
+    start = "name a run folder, or start one: quintain train RECIPE"
+    raise RecipeError(
+        without_metrics(begun.parent) if begun else f"there is no run under {runs_dir.resolve()}; {start}"
+    )
+
+
+def without_metrics(run: Path) -> str:
+    """Why a folder has no metrics.jsonl, in a sentence."""
+    status = _json_object(run / "status.json")
+    if status.get("state") == "running":
+        return f"{run} is still in its {status.get('phase')}: it has nothing to show before its first step"
+    if status:
+        return f"{run} has nothing to show: it ended before its first step ({status.get('state')})"
+    return f"{run} is no run folder (it has no metrics.jsonl)"
 
 
 def show_run(run: Path, *, step: int | None, num_trajectories: int) -> None:
@@ -50,7 +63,7 @@ def show_run(run: Path, *, step: int | None, num_trajectories: int) -> None:
     print_summary(run, console=console)
     rows = _json_lines(run / "metrics.jsonl")
     if rows:
-        console.print(curves_table(rows))
+        console.print(curves_table(rows, width=console.width))
     if num_trajectories:
         _print_trajectories(run, step=step, limit=num_trajectories, console=console)
 
@@ -79,22 +92,26 @@ def print_summary(run: Path, *, console: Console | None = None) -> None:
         places = (summary.get("sandbox"), summary.get("engine"), summary.get("seed"))
         table.add_row("sandbox, engine, seed", ", ".join(str(value) for value in places))
     console.print(table)
-    hint = f"\nLook at it: quintain view {run}    (in the terminal: quintain show {run})"
+    hint = f"\nLook at it: {command_line('view', run)}    (in the terminal: {command_line('show', run)})"
     console.print(Text(hint), soft_wrap=True)  # one line, to be copied
 
 
-def curves_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each known curve that the run has: first value, shape, last value."""
-    table = Table(title="curves", title_justify="left")
-    for name in ("metric", "first", "curve", "last", "steps"):
-        table.add_column(name, justify="right" if name in ("first", "last", "steps") else "left")
+def curves_table(rows: Sequence[Mapping[str, Any]], *, width: int = 120) -> Table:
+    """A line for each known curve that the run has: first value, shape, last value. `width` characters, if possible."""
+    found: list[tuple[str, str, list[float], str, str]] = []
     for name in _CURVES:
         points = [(row.get("step"), row[name]) for row in rows if isinstance(row.get(name), int | float)]
         if points:
             values = [float(value) for _, value in points]
-            table.add_row(
-                name, _number(values[0]), sparkline(values), _number(values[-1]), f"{points[0][0]}–{points[-1][0]}"
-            )
+            found.append((name, _number(values[0]), values, _number(values[-1]), f"{points[0][0]}–{points[-1][0]}"))
+    heads = ("metric", "first", "curve", "last", "steps")
+    texts = [max([len(heads[i]), *(len(str(line[i])) for line in found)]) for i in (0, 1, 3, 4)]
+    room = max(8, min(40, width - sum(texts) - 3 * len(heads) - 1))  # 3: a rule and two blanks a column
+    table = Table(title="curves", title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="right" if head in ("first", "last", "steps") else "left", no_wrap=True)
+    for name, first, values, last, steps in found:
+        table.add_row(name, first, sparkline(values, width=room), last, steps)
     return table
 
 

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TextIO
 
 from quintain.recipes.loader import RecipeError, load_recipe
-from quintain.recipes.show import newest_run
+from quintain.recipes.show import newest_run, without_metrics
 from quintain.trainer.tracking import AimRecord, TrackingError, read_aim_record
 from quintain.trainer.tracking.aim_links import deep_links
 from quintain.trainer.tracking.aim_page import serve_aim
@@ -47,11 +47,8 @@ def view(
             with serve_aim(record.repo, record.run_hash, host=host, port=port or 0) as base_url:
                 links = deep_links(base_url, record.run_hash)
                 print(f"\ntrajectories:\n{links.trajectories}\n\nreward curve:\n{links.reward}\n", file=out)
-                print(
-                    f"Everything else: {base_url}/runs/{record.run_hash}. Ctrl-C ends the page.",
-                    file=out,
-                    flush=True,
-                )
+                print(f"everything else:\n{base_url}/runs/{record.run_hash}\n", file=out)
+                print("Ctrl-C ends the page.", file=out, flush=True)
                 if open_browser:
                     webbrowser.open(links.trajectories)
                 threading.Event().wait()
@@ -67,7 +64,7 @@ def aim_data(run_dir: Path, *, stream: TextIO) -> AimRecord:
     if not run_dir.is_dir():
         raise RecipeError(f"there is no run folder {run_dir}")
     if not (run_dir / "metrics.jsonl").is_file():
-        raise RecipeError(f"{run_dir} has no metrics.jsonl: it is no run folder, or it ended before the first step")
+        raise RecipeError(without_metrics(run_dir))
     record = read_aim_record(run_dir)
     if record and (record.repo / "meta" / "chunks" / record.run_hash).is_dir():
         return record
@@ -107,8 +104,8 @@ def saved_decode(run_dir: Path) -> Decode | None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt inside the block: their default would leave Aim's processes
-    running."""
+    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt inside the block: the default of the last two would leave
+    Aim's processes running, and a shell lets what a script starts in the background ignore the first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,7 +113,7 @@ def _ended_by_signals() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

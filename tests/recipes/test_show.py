@@ -15,7 +15,8 @@ from quintain.agents.store import TrajectoryStore
 from quintain.agents.trajectory import Group, Trajectory
 from quintain.envs import Message, ToolCall
 from quintain.recipes.loader import RecipeError
-from quintain.recipes.show import newest_run, print_groups, print_trajectory, show_run, sparkline
+from quintain.recipes.show import curves_table, newest_run, print_groups, print_trajectory, show_run, sparkline
+from quintain.recipes.view import aim_data
 
 GROUP = Group(
     task_id="train-4",
@@ -114,6 +115,35 @@ def test_a_run_that_has_just_begun_is_shown_as_far_as_it_is(tmp_path: Path, caps
     (tmp_path / "config.yaml").write_text("name: one\n")
     show_run(tmp_path, step=None, num_trajectories=2)
     assert str(tmp_path.name) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_run_in_its_warm_start_is_passed_over_or_named_for_what_it_is(run: Path, tmp_path: Path):
+    warming = tmp_path / "runs" / "two"
+    warming.mkdir()
+    (warming / "status.json").write_text(json.dumps({"state": "running", "phase": "warm start"}))
+    assert newest_run(tmp_path / "runs") == run
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(RecipeError, match="two is still in its warm start"):
+        newest_run(tmp_path / "runs")
+    with pytest.raises(RecipeError, match="two is still in its warm start"):
+        aim_data(warming, stream=io.StringIO())
+    (warming / "status.json").write_text(json.dumps({"state": "interrupted"}))
+    with pytest.raises(RecipeError, match=r"ended before its first step \(interrupted\)"):
+        aim_data(warming, stream=io.StringIO())
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_curves_fit_the_terminal_with_whole_metric_names(width: int):
+    rows = [
+        {"step": step, "eval/success_frac_sampled": step / 100, "train/loss": -0.001234 * step, "time/train_s": 9.87654}
+        for step in range(1, 101)
+    ]
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(curves_table(rows, width=width))
+    text = stream.getvalue()
+    assert "eval/success_frac_sampled" in text and "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert "█ │" in text
 
 
 def test_a_step_that_is_not_there_is_refused(run: Path):
