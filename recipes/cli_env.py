@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import sys
+import sysconfig
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from quintain.envs.config import EnvironmentConfig
+from quintain.recipes.cli_errors import is_input_error
 from quintain.sandbox.config import SandboxConfig
 
 if TYPE_CHECKING:
@@ -76,10 +79,13 @@ def check_environment(env_id: str, *, sandbox_type: str) -> bool:
     from quintain.envs import env_class
     from quintain.sandbox import open_pool
 
-    if env_id.partition(":")[0].endswith(".py"):
-        file, _, name = env_id.rpartition(":")
-        env_id = f"{Path(file).resolve()}:{name}"
-    cls = env_class(env_id)
+    try:
+        cls = env_class(env_id)
+    except Exception as error:
+        if is_input_error(error):
+            raise
+        _print_report(env_id, [CheckResult(name="can be imported", status="failed", detail=_words(error))])
+        return False
     pool = None
     if cls.sandbox_scope != "none":
         config = SandboxConfig.model_validate({"type": sandbox_type, "pool_size": 2})
@@ -89,14 +95,17 @@ def check_environment(env_id: str, *, sandbox_type: str) -> bool:
     finally:
         if pool is not None:
             pool.close()
-    sandbox = f", sandbox: {pool.kind}" if pool is not None else ""
-    table = Table(title=Text(f"{env_id}{sandbox}"), title_justify="left")
+    _print_report(f"{env_id}, sandbox: {pool.kind}" if pool is not None else env_id, results)
+    return all(result.status != "failed" for result in results)
+
+
+def _print_report(title: str, results: Sequence[CheckResult]) -> None:
+    table = Table(title=Text(title), title_justify="left")
     for column in ("check", "", "found"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column != "found", overflow="fold")
     for result in results:
         table.add_row(result.name, Text(result.status, style=_STYLES[result.status]), Text(result.detail))
     Console().print(table)
-    return all(result.status != "failed" for result in results)
 
 
 def check(env_id: str, pool: SandboxPool | None) -> Iterator[CheckResult]:
@@ -174,27 +183,30 @@ def _tasks(config: EnvironmentConfig, pool: SandboxPool | None) -> CheckResult:
 
 def _clean_demonstrations(config: EnvironmentConfig, pool: SandboxPool | None) -> CheckResult:
     """Clean ones must be answered by the real tools as they say, and must succeed."""
-    played, succeeded = _replay(config, pool, clean=True)
+    played, failures = _replay(config, pool, clean=True)
     if not played:
         return CheckResult(name="", status="note", detail="none offered: a random model cannot be warm-started here")
-    if succeeded < played:
-        raise CheckFailed(f"{played - succeeded} of {played} do not succeed")
+    if failures:
+        raise CheckFailed(f"{len(failures)} of {played} do not succeed; the first is {failures[0]}")
     return CheckResult(name="", status="ok", detail=f"{played} replayed, all succeed")
 
 
 def _mixed_demonstrations(config: EnvironmentConfig, pool: SandboxPool | None) -> CheckResult:
     """Those of mixed quality must be answered as they say; how many succeed is reported."""
-    played, succeeded = _replay(config, pool, clean=False)
-    detail = f"{played} replayed, {succeeded} succeed" if played else "none offered"
+    played, failures = _replay(config, pool, clean=False)
+    detail = f"{played} replayed, {played - len(failures)} succeed" if played else "none offered"
     return CheckResult(name="", status="ok" if played else "note", detail=detail)
 
 
-def _replay(config: EnvironmentConfig, pool: SandboxPool | None, *, clean: bool) -> tuple[int, int]:
-    """Demonstrations played and how many of them succeeded. Raises CheckFailed where a real tool answers otherwise."""
+def _replay(config: EnvironmentConfig, pool: SandboxPool | None, *, clean: bool) -> tuple[int, list[str]]:
+    """Demonstrations played, and what each that did not succeed came to.
+
+    Raises CheckFailed where a real tool answers otherwise.
+    """
     import numpy as np
 
     rng = np.random.default_rng(0)
-    played = succeeded = 0
+    played, failures = 0, []
     with _made(config, "train", pool) as env:
         for index in range(min(NUM_REPLAYED, env.num_tasks)):
             task = env.task_at(index)
@@ -202,14 +214,19 @@ def _replay(config: EnvironmentConfig, pool: SandboxPool | None, *, clean: bool)
             if demonstration is None:
                 continue
             played += 1
-            succeeded += _play(env, task, demonstration)
-    return played, succeeded
+            terms = _play(env, task, demonstration)
+            if terms is not None:
+                earned = ", ".join(f"{name} = {value:.4g}" for name, value in terms.items())
+                failures.append(f"task {task.id}: the answer {env.answer[:200]!r} earns {earned}")
+    return played, failures
 
 
-def _play(env: ToolEnv, task: Task, demonstration: tuple[Message, ...]) -> bool:
+def _play(env: ToolEnv, task: Task, demonstration: tuple[Message, ...]) -> Mapping[str, float] | None:
+    """None where it succeeds, else the reward terms. Raises CheckFailed where the environment answers otherwise."""
     env.reset(seed=0, options={"task": task})
     answers: list[Message] = []
-    success = over = False
+    info: Mapping[str, Any] = {}
+    over = False
     for message in demonstration:
         if message.role == "assistant":
             if answers:
@@ -219,7 +236,7 @@ def _play(env: ToolEnv, task: Task, demonstration: tuple[Message, ...]) -> bool:
             if over:
                 raise CheckFailed(f"task {task.id}: the demonstration goes on after the trajectory's end")
             observation, _, terminated, truncated, info = env.step(message)
-            answers, over, success = list(observation), terminated or truncated, bool(info["success"])
+            answers, over = list(observation), terminated or truncated
         else:
             real = answers.pop(0) if answers else None
             if real is None or (real.role, real.content) != (message.role, message.content):
@@ -227,10 +244,24 @@ def _play(env: ToolEnv, task: Task, demonstration: tuple[Message, ...]) -> bool:
                 raise CheckFailed(f"task {task.id}: the demonstration says {message.content!r}, the tool says {said!r}")
     if not over:
         raise CheckFailed(f"task {task.id}: the demonstration stops before the trajectory ends")
-    return success
+    return None if info["success"] else info["reward_terms"]
 
 
 def _words(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    name = "" if isinstance(error, CheckFailed) else f"{type(error).__name__}: "
-    return f"{name}{text[:400]}"
+    """The finding; for what the environment's own code raised, with the place."""
+    text = " ".join(str(error).split())[:400]
+    return text if isinstance(error, CheckFailed) else f"{type(error).__name__}: {text}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """`, in method (file.py:line)`: the last call in code that is neither ours nor a library's; empty if none is."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, SyntaxError):
+        return f" ({error.filename}:{error.lineno})"
+    ours = [Path(sys.modules[f"quintain.{layer}"].__file__ or "").parent for layer in ("envs", "recipes", "sandbox")]
+    libraries = [*map(str, ours), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")), "<"]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(tuple(libraries)):
+            return f", in {frame.name} ({frame.filename}:{frame.lineno})"
+    return ""

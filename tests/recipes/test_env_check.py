@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quintain.envs.errors import UnknownEnvironmentError
 from quintain.recipes.cli_env import check, check_environment
 
 SOUND = '''
@@ -66,7 +67,10 @@ def test_a_demonstration_that_the_real_tool_contradicts_is_found(tmp_path: Path)
 
 def test_a_clean_demonstration_that_earns_nothing_is_found(tmp_path: Path):
     results = found(environment(tmp_path, **{"(1 if clean else 2)": "2"}))
-    assert results["clean demonstrations"] == ("failed", "16 of 16 do not succeed")
+    status, detail = results["clean demonstrations"]
+    assert status == "failed"
+    assert detail.startswith("16 of 16 do not succeed; the first is task ")
+    assert detail.endswith("the answer '2' earns right = 0")
 
 
 def test_an_argument_without_a_description_and_shared_prompts_are_remarked_on(tmp_path: Path):
@@ -79,6 +83,27 @@ def test_an_environment_that_does_not_start_is_one_failed_line(tmp_path: Path):
     results = found(environment(tmp_path, **{"return [{": "return 1 / 0 or [{"}))
     assert list(results) == ["starts"]
     assert results["starts"][0] == "failed" and "ZeroDivisionError" in results["starts"][1]
+    assert f"in rows ({tmp_path / 'mine.py'}:10)" in results["starts"][1]
+
+
+def test_what_a_tool_raises_is_told_with_its_place(tmp_path: Path):
+    results = found(environment(tmp_path, claim=', "1"', **{"return a + b": "return a / 0"}))
+    status, detail = results["clean demonstrations"]
+    assert status == "failed"
+    assert detail == f"ZeroDivisionError: division by zero, in add ({tmp_path / 'mine.py'}:20)"
+
+
+@pytest.mark.parametrize("text", ["import nowhere\n", "def f(:\n"])
+def test_a_file_that_cannot_be_imported_is_a_failed_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str):
+    (tmp_path / "mine.py").write_text(text)
+    assert check_environment(f"{tmp_path / 'mine.py'}:Adder", sandbox_type="auto") is False
+    assert "mine.py:1)" in "".join(capsys.readouterr().out.split("\n")).replace(" ", "").replace("│", "")
+
+
+def test_a_file_without_a_class_is_told_which_there_are(tmp_path: Path):
+    file = environment(tmp_path).removesuffix(":Adder")
+    with pytest.raises(UnknownEnvironmentError, match=r"names no class.*mine\.py:Adder"):
+        check_environment(file, sandbox_type="auto")
 
 
 @pytest.mark.parametrize(("claim", "passes"), [("", True), (', "7"', False)])
