@@ -37,19 +37,21 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(short_help="Train as a recipe says, or go on with a run.")
 @click.argument("recipe")
 @_OVERRIDES
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [default: runs/<recipe name>-<time>]")
-@click.option("--resume", is_flag=True, help="Go on from the newest good checkpoint of the run folder.")
+@click.option("--resume", is_flag=True, help="Go on with a run: RECIPE's own folder, --out, or the newest.")
 def train(recipe: str, overrides: tuple[str, ...], out: Path | None, resume: bool) -> None:
     """Train as RECIPE says, with settings overridden by KEY=VALUE.
+
+    RECIPE is a file, or a run folder, whose config.yaml is then the recipe.
 
     \b
     Examples:
       quintain train recipes/calculator.yaml
       quintain train recipes/calculator.yaml seed=7 trainer.steps=50 --out runs/seed7
-      quintain train recipes/calculator.yaml --out runs/seed7 --resume
+      quintain train runs/seed7/config.yaml --resume
     """
     from quintain.recipes.loader import load_recipe
     from quintain.recipes.preflight import preflight
@@ -71,7 +73,7 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path | None, resume: boo
     print_summary(Path(summary.run_dir))
 
 
-@cli.command(name="eval")
+@cli.command(name="eval", short_help="Success on held-out tasks, of a run or a recipe's model.")
 @click.argument("target", metavar="RUN|RECIPE")
 @_OVERRIDES
 @click.option("--greedy/--sampled", default=False, help="Temperature 0, or the recipe's.  [default: sampled]")
@@ -86,14 +88,15 @@ def evaluate(target: str, overrides: tuple[str, ...], greedy: bool, num_tasks: i
       quintain eval runs/seed7 --greedy
       quintain eval recipes/calculator.yaml --num-tasks 64
     """
-    from quintain.recipes.loader import find_recipe
+    from quintain.recipes.loader import load_recipe
     from quintain.recipes.progress import make_progress
 
-    find_recipe(Path(target))
+    loaded = load_recipe(target, overrides)
+    run = Path(target) if Path(target).is_dir() else None
     with make_progress() as progress:
         from quintain.recipes.evaluate import evaluate_run
 
-        result = evaluate_run(target, overrides, greedy=greedy, num_tasks=num_tasks, progress=progress)
+        result = evaluate_run(loaded, run=run, greedy=greedy, num_tasks=num_tasks, progress=progress)
     failed = f", {result.num_failed} of them failed to run" if result.num_failed else ""
     click.echo(
         f"success {result.success_frac:.3f}, mean reward {result.reward_mean:.3f} "
@@ -101,33 +104,38 @@ def evaluate(target: str, overrides: tuple[str, ...], greedy: bool, num_tasks: i
     )
 
 
-@cli.command()
-@click.argument("recipe")
+@cli.command(short_help="Print some conversations of a run's or a recipe's model.")
+@click.argument("target", metavar="RUN|RECIPE")
 @_OVERRIDES
 @click.option("--num-tasks", type=click.IntRange(min=1), default=1, show_default=True, help="Groups to roll out.")
-def rollout(recipe: str, overrides: tuple[str, ...], num_tasks: int) -> None:
-    """Roll out the recipe's model on some training tasks and print the conversations; trains nothing.
+@click.option("--eval", "held_out", is_flag=True, help="Use held-out tasks.  [default: training tasks]")
+def rollout(target: str, overrides: tuple[str, ...], num_tasks: int, held_out: bool) -> None:
+    """Print conversations of a model on some tasks: a run's newest checkpoint, or a recipe's model before training.
+
+    Nothing is trained (but for the recipe's warm start), nothing is written.
 
     \b
     Examples:
       quintain rollout recipes/calculator.yaml
       quintain rollout recipes/calculator.yaml algorithm.group_size=2 --num-tasks 3
+      quintain rollout runs/seed7 algorithm.group_size=1 --num-tasks 5 --eval
     """
     from quintain.recipes.loader import load_recipe
     from quintain.recipes.progress import make_progress
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(target, overrides)
+    run = Path(target) if Path(target).is_dir() else None
     with make_progress() as progress:
         from quintain.recipes.rollout import rollout_recipe
 
-        groups = rollout_recipe(loaded, num_tasks=num_tasks, progress=progress)
+        groups = rollout_recipe(loaded, run=run, num_tasks=num_tasks, held_out=held_out, progress=progress)
 
     from quintain.recipes.show import print_groups
 
     print_groups(groups)
 
 
-@cli.command()
+@cli.command(short_help="A run's summary, curves and last conversations, as text.")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Show trajectories of this step.  [default: the last]")
 @click.option("--num-trajectories", type=click.IntRange(min=0), default=2, show_default=True)
@@ -144,7 +152,7 @@ def show(run: Path | None, step: int | None, num_trajectories: int) -> None:
     show_run(run or newest_run(), step=step, num_trajectories=num_trajectories)
 
 
-@cli.command()
+@cli.command(short_help="A run's curves and trajectories in the browser (Aim).")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port of the page.  [default: a free one]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -167,7 +175,7 @@ def env() -> None:
     """The environments that recipes can name."""
 
 
-@env.command(name="list")
+@env.command(name="list", short_help="The registered environments.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def env_list(as_json: bool) -> None:
     """The registered environments, those of installed plugins included.
@@ -181,7 +189,7 @@ def env_list(as_json: bool) -> None:
     list_environments(as_json=as_json)
 
 
-@env.command(name="check")
+@env.command(name="check", short_help="Whether an environment keeps its promises.")
 @click.argument("env_id", metavar="ID")
 @click.option(
     "--sandbox", "sandbox_type", type=click.Choice(["auto", "docker", "local"]), default="auto", show_default=True

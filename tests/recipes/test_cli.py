@@ -119,6 +119,7 @@ def test_a_typo_is_found_about_as_quickly_as_pydantic_and_yaml_are_imported():
         (("train", "recipes/calculator.yaml", "model.path=./nowhere"), "holds no model"),
         (("train", "recipes/calculator.yaml", "--out", "Makefile"), "is a file"),
         (("train", "recipes/calculator.yaml", "--out", "recipes", "--resume"), "holds no run"),
+        (("eval", "runs/nope"), "runs/nope: there is no such run"),
         (("train",), "Missing argument 'RECIPE'"),
         (("trian",), "No such command 'trian'"),
         (("train", "recipes/calculator.yaml", "--sede", "1"), "No such option"),
@@ -146,6 +147,23 @@ def test_every_command_has_help_with_an_example(command: tuple[str, ...]):
     assert result.returncode == 0
     assert "quintain " + " ".join(command) in result.stdout
     assert command == ("env",) or "Example" in result.stdout
+
+
+def test_no_command_s_description_is_cut_short():
+    for group in ((), ("env",)):
+        assert "..." not in quintain(*group, "--help", env={"COLUMNS": "80"}).stdout.partition("Commands:")[2]
+
+
+def test_a_refused_run_leaves_no_folder_and_what_was_there_before(tmp_path: Path):
+    arguments = ("train", str(ROOT / "recipes/calculator.yaml"), "sandbox.type=docker", "--out")
+    env = {"DOCKER_HOST": "tcp://127.0.0.1:1"}
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("keep")
+    for out in (tmp_path / "runs" / "new", mine):
+        result = quintain(*arguments, str(out), env=env)
+        assert result.returncode == 2, result.stderr
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["mine", "mine/notes.txt"]
 
 
 def test_every_command_is_in_the_manual():
