@@ -7,6 +7,7 @@ every size. Learning is `test_learning.py`'s; here counts what a run leaves behi
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -176,6 +177,52 @@ def test_resuming_with_another_recipe_names_the_setting(recipe: Path, tmp_path: 
     assert [row["step"] for row in read_metrics(run) if "train/loss" in row] == [1, 2]
 
 
+def test_a_finished_run_is_resumed_to_its_own_step_and_its_model_can_be_read(recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert train(recipe, run, "tracking.aim=false", "trainer.steps=1").returncode == 0
+    again = subprocess.run([QUINTAIN, "train", run, "--resume"], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert f"run folder: {run}" in again.stderr
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("finished", 1)
+    for held_out in ((), ("--eval",)):
+        told = subprocess.run(
+            [QUINTAIN, "rollout", run, "--num-tasks", "2", *held_out], capture_output=True, text=True, check=False
+        )
+        assert told.returncode == 0, told.stderr
+        assert "step_000001" in told.stderr and "warm" not in told.stderr
+        assert told.stdout.count("Say eval" if held_out else "Say train") >= 4
+
+
+def test_the_line_that_ctrl_c_in_the_warm_start_prints_goes_on_with_that_run(recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    overrides = (
+        "tracking.aim=false",
+        "trainer.steps=1",
+        "warm_start.first_check_step=2000",
+        "warm_start.max_steps=3000",
+    )
+    process = subprocess.Popen(command(recipe, run, *overrides), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        status = run / "status.json"
+        if status.exists() and json.loads(status.read_text())["phase"] == "warm start":
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    hint = stderr.strip().splitlines()[-1].removeprefix("go on with: ")
+    assert not (run / "metrics.jsonl").exists()
+    again = subprocess.Popen([*shlex.split(hint)], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert again.stderr is not None
+    told = [again.stderr.readline() for _ in range(2)]
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    assert f"run folder: {run}" in told[0]
+    assert "starts again" in told[1]
+
+
 def test_a_summary_has_what_runs_are_compared_by(recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
     result = train(recipe, run, "tracking.aim=false", "trainer.steps=1")
@@ -196,6 +243,8 @@ def test_a_summary_has_what_runs_are_compared_by(recipe: Path, tmp_path: Path):
         "seed",
     }
     assert (summary["sandbox"], summary["engine"], summary["seed"]) == ("local", "local", 3)
+    log = (run / "logs" / "run.log").read_text()
+    assert f"run folder: {run}" in log and "Traceback" not in log
     assert "isolates nothing" in json.loads((run / "status.json").read_text())["sandbox_notice"]
 
 
