@@ -4,11 +4,13 @@ A checkpoint is a folder `step_000010/` with `model/` (Hugging Face format), `le
 `manifest.json`. Saving::
 
     .tmp-step_000010-<pid>/  files written -> every file and folder fsynced -> manifest.json (sizes, sha256) last
-        -> renamed to step_000010/ -> root fsynced -> read back and verified -> all but the newest `keep` deleted
+        -> renamed to step_000010/ -> root fsynced -> read back and verified
+        -> newer and incomplete folders moved to superseded/ -> all but the newest `keep` deleted
 
 Invariants: a folder without a manifest that fits its files is not a checkpoint; whenever the process dies, the newest
 checkpoint that had been finished is still loadable; folders are ordered by step *number*; an older one goes only after
-the new one was verified. Imports the standard library only.
+the new one was verified; only complete ones count as kept; what was just saved is the newest. Imports the standard
+library only.
 
 Does not do: what goes into the learner's files (`Learner.save`), several writers in one folder.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -27,6 +30,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 MANIFEST, LOOP_STATE = "manifest.json", "loop.json"
+SUPERSEDED = "superseded"
+"""Folder for step folders that no longer count; nothing in it is read or deleted."""
 SCHEMA_VERSION = 1
 _STEP_FOLDER = re.compile(r"step_(\d+)")
 _SPARE_BYTES = 16 * 2**20
@@ -89,6 +94,7 @@ class Checkpoints:
     def save(self, step: int, learner: Saveable, state: Mapping[str, Any]) -> Path:
         """Write the checkpoint of `step`, replacing one of the same step, and delete those beyond `keep`.
 
+        Folders of later steps (the run went on from before them) and incomplete ones are moved to `superseded/`.
         `state` is the loop's own and must be JSON.
 
         Raises:
@@ -114,6 +120,7 @@ class Checkpoints:
         _put_in_place(beside, final)
         if problem := find_problem(final):
             raise CheckpointError(f"checkpoint {final} does not read back as written: {problem}; older ones are kept")
+        self._set_aside(step)
         self._delete_old()
         return final
 
@@ -131,10 +138,20 @@ class Checkpoints:
             )
 
     def _cannot_write(self, step: int, error: OSError) -> str:
-        newest = max(step_folders(self.root), default=None)
+        whole = (number for number, path in step_folders(self.root).items() if not find_problem(path, content=False))
+        newest = max(whole, default=None)
         kept = f"the checkpoint of step {newest} is kept" if newest is not None else "no older checkpoint exists"
         remedy = "make room or lower checkpoint.keep, then --resume" if error.errno == errno.ENOSPC else "see the cause"
         return f"the checkpoint of step {step} could not be written to {self.root}: {error}; {kept}; {remedy}"
+
+    def _set_aside(self, saved_step: int) -> None:
+        """Leave only complete folders up to `saved_step`: any other would take a place among the `keep` newest."""
+        for step, path in step_folders(self.root).items():
+            if step > saved_step or find_problem(path, content=False):
+                superseded = self.root / SUPERSEDED
+                superseded.mkdir(exist_ok=True)
+                targets = (superseded / f"{path.name}-{number}" for number in itertools.count(1))
+                path.rename(next(target for target in targets if not target.exists()))
 
     def _delete_old(self) -> None:
         folders = step_folders(self.root)
@@ -168,28 +185,39 @@ def step_folders(root: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in matches if match}
 
 
-def find_problem(folder: Path) -> str | None:
-    """Why `folder` is not a complete checkpoint; None where it is one."""
+def find_problem(folder: Path, *, content: bool = True) -> str | None:
+    """Why `folder` is not a complete checkpoint; None where it is one.
+
+    Without `content` only the files' presence and sizes are compared, which is cheap.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["schema"] != SCHEMA_VERSION:
-            return f"its manifest has schema {manifest['schema']}, this version reads {SCHEMA_VERSION}"
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        if LOOP_STATE not in files:
-            return f"its manifest does not list {LOOP_STATE}"
+        files = _listed_files(folder)
     except FileNotFoundError:
         return f"{MANIFEST} is missing (it was not finished)"
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not readable ({error})"
-    for name, expected in files.items():
+    if LOOP_STATE not in files:
+        return f"its manifest does not list {LOOP_STATE}"
+    for name, (num_bytes, sha256) in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-        if _sha256(path) != expected["sha256"]:
-            return f"the content of {name} was changed (sha256)"
+        if path.stat().st_size != num_bytes:
+            return f"{name} has {path.stat().st_size} bytes instead of {num_bytes}"
+        try:
+            if content and _sha256(path) != sha256:
+                return f"the content of {name} was changed (sha256)"
+        except OSError as error:
+            return f"{name} is not readable ({error})"
     return None
+
+
+def _listed_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Name -> bytes and sha256, of the manifest. Raises OSError and whatever JSON of another shape leads to."""
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if manifest["schema"] != SCHEMA_VERSION:
+        raise ValueError(f"it has schema {manifest['schema']}, this version reads {SCHEMA_VERSION}")
+    return {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
 
 
 def _name(step: int) -> str:

@@ -94,7 +94,54 @@ def test_a_manifest_of_another_schema_is_passed_over(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path, keep=1).save(1, SmallFiles(), STATE)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
-    assert find_problem(path) == "its manifest has schema 99, this version reads 1"
+    assert find_problem(path) == "manifest.json is not readable (it has schema 99, this version reads 1)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "[]",
+        "3",
+        "null",
+        '{"schema": 1}',
+        '{"schema": 1, "files": ["loop.json"]}',
+        '{"schema": 1, "files": 3}',
+        '{"schema": 1, "files": {"loop.json": 5}}',
+        '{"schema": 1, "files": {"loop.json": {}}}',
+    ],
+)
+def test_a_manifest_that_is_a_folder_or_of_another_shape_makes_a_checkpoint_incomplete(
+    tmp_path: Path, text: str | None
+) -> None:
+    """F02, F08"""
+    Checkpoints(tmp_path, keep=3).save(1, SmallFiles(), STATE)
+    manifest = Checkpoints(tmp_path, keep=3).save(2, SmallFiles(), STATE) / "manifest.json"
+    manifest.unlink()
+    if text is None:
+        manifest.mkdir()
+    else:
+        manifest.write_text(text)
+    good = latest_good(tmp_path)
+    assert good is not None and good.step == 1 and "manifest.json is not readable" in good.passed_over[0]
+
+
+def test_a_run_resumed_from_before_broken_checkpoints_keeps_its_new_ones(tmp_path: Path) -> None:
+    """F03, F08: broken newer folders neither take a place among those kept nor are taken for the newest."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (10, 20):
+        checkpoints.save(step, SmallFiles(), STATE)
+    shutil.copytree(tmp_path / "step_000020", tmp_path / "step_000030")
+    for step in (20, 30):
+        (tmp_path / f"step_0000{step}" / "learner.pt").write_text("")
+    for step in (12, 14, 16):
+        path = Checkpoints(tmp_path, keep=2).save(step, SmallFiles(), STATE)
+        good = latest_good(tmp_path)
+        assert good is not None and (good.step, good.path, good.passed_over) == (step, path, ())
+        if step == 12:
+            assert names(tmp_path) == ["step_000010", "step_000012", "superseded"]
+    assert names(tmp_path) == ["step_000014", "step_000016", "superseded"]
+    assert names(tmp_path / "superseded") == ["step_000020-1", "step_000030-1"]
 
 
 def test_the_newest_by_number_are_kept(tmp_path: Path) -> None:
