@@ -16,6 +16,7 @@ from quintain.envs.arithmetic import expression_tokens, generate_problems, value
 from quintain.envs.errors import ToolError
 from quintain.envs.message import Message, Task
 from quintain.envs.rewards import reward
+from quintain.envs.task_counts import check_task_counts
 from quintain.envs.tool_env import ToolEnv
 from quintain.envs.tools import tool
 from quintain.sandbox import BlockingSandbox
@@ -31,7 +32,8 @@ class CalculatorEnv(ToolEnv):
     sandbox_scope = "call"
 
     def __init__(self, *, num_train: int = 20_000, num_eval: int = 2_000, task_seed: int = 0, **kwargs: Any) -> None:
-        """How many tasks each split has, and the seed they are made from."""
+        """How many tasks each split has, and the seed they are made from. Raises EnvironmentArgumentsError."""
+        check_task_counts(num_train=num_train, num_eval=num_eval, task_seed=task_seed)
         super().__init__(**kwargs)
         self._sizes = {"train": num_train, "eval": num_eval}
         self._task_seed = task_seed

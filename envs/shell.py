@@ -14,11 +14,13 @@ import numpy as np
 from quintain.envs.file_jobs import generate_jobs
 from quintain.envs.message import Message, Task
 from quintain.envs.rewards import reward
+from quintain.envs.task_counts import check_task_counts
 from quintain.envs.tool_env import ToolEnv
 from quintain.envs.tools import tool
 from quintain.sandbox import BlockingSandbox
 
-_UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError)
+_UNREADABLE = object()
+"""Something stands there that is no readable text file: it equals no text, and it is not gone either."""
 
 
 class ShellEnv(ToolEnv):
@@ -29,7 +31,8 @@ class ShellEnv(ToolEnv):
     sandbox_scope = "trajectory"
 
     def __init__(self, *, num_train: int = 4_000, num_eval: int = 500, task_seed: int = 0, **kwargs: Any) -> None:
-        """How many tasks each split has, and the seed they are made from."""
+        """How many tasks each split has, and the seed they are made from. Raises EnvironmentArgumentsError."""
+        check_task_counts(num_train=num_train, num_eval=num_eval, task_seed=task_seed)
         super().__init__(**kwargs)
         self._sizes = {"train": num_train, "eval": num_eval}
         self._task_seed = task_seed
@@ -77,9 +80,12 @@ class ShellEnv(ToolEnv):
             return self.dialogue("Done.")
         return self.dialogue(("shell", {"command": "true"}, "[exit code 0]"), "Done.")
 
-    def _read(self, path: str) -> str | None:
-        """The file's text without blank ends; None where there is no such file or it cannot be read."""
+    def _read(self, path: str) -> object:
+        """The file's text without blank ends; None only where nothing is there; `_UNREADABLE` for a folder, a pipe, a
+        loop of links, a file too large: whatever the model left must get a reward, never an error."""
         try:
             return self.box.read_file(path).decode(errors="replace").strip()
-        except _UNREADABLE:
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError):
+            return _UNREADABLE

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from small_envs import call, say
 
 from quintain.envs import Task
+from quintain.envs.calculator import CalculatorEnv
+from quintain.envs.errors import EnvironmentArgumentsError
 from quintain.envs.file_jobs import KINDS, generate_jobs, make_job
 from quintain.envs.shell import ShellEnv
 from quintain.sandbox import SandboxPool
@@ -63,6 +66,10 @@ def test_saying_done_counts_for_nothing(env: ShellEnv, kind: str) -> None:
         "sort notes.txt > list.txt; rm list.txt",
         "head -c 3000000 /dev/zero > list.txt",
         "printf '\\377\\376' > list.txt",
+        "mkfifo list.txt",
+        "ln -s list.txt list.txt",
+        "ln -s /dev/zero list.txt",
+        "ln -s $(printf 'a%.0s' $(seq 3000)) list.txt",
     ],
 )
 def test_other_files_are_wrong_and_never_an_error(env: ShellEnv, command: str) -> None:
@@ -76,6 +83,20 @@ def test_a_renamed_file_must_be_gone(env: ShellEnv) -> None:
     run(env, "cp notes.txt list.txt")
     _, value, _, _, info = env.step(say("Done."))
     assert value == 0.0 and info["metrics"] == {"files_right_frac": 0.5}
+
+
+@pytest.mark.parametrize("leave", ["mkdir notes.txt", "mkfifo notes.txt", "ln -s notes.txt notes.txt"])
+def test_what_cannot_be_read_is_not_gone(env: ShellEnv, leave: str) -> None:
+    start(env, "rename")
+    run(env, f"cp notes.txt list.txt; rm notes.txt; {leave}")
+    assert env.step(say("Done."))[1] == 0.0
+
+
+@pytest.mark.parametrize("kwargs", [{"num_eval": 400_000}, {"num_train": 0}, {"num_eval": "5"}, {"task_seed": -1}])
+def test_more_tasks_than_there_are_is_refused_at_once(kwargs: dict[str, Any]) -> None:
+    for cls in (ShellEnv, CalculatorEnv):
+        with pytest.raises(EnvironmentArgumentsError, match=next(iter(kwargs))):
+            cls(**kwargs)
 
 
 def test_output_errors_and_exit_codes_are_shown(env: ShellEnv) -> None:
