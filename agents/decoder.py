@@ -10,7 +10,7 @@ here is concurrent: `LocalPolicy` calls from one thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,10 +107,22 @@ class _StopTable:
         return self._is_stop[self._set_of_request[rows], tokens_B]
 
 
-def decode(backend: Backend, requests: Sequence[GenerateRequest], *, max_context: int, retain: bool) -> list[Decoded]:
+class DecodingStopped(Exception):
+    """Nobody waits for the batch any more."""
+
+
+def decode(
+    backend: Backend,
+    requests: Sequence[GenerateRequest],
+    *,
+    max_context: int,
+    retain: bool,
+    stopped_early: Callable[[], bool] = lambda: False,
+) -> list[Decoded]:
     """Sample one completion for each request; the order of the result is that of the requests.
 
-    A row never grows past `max_context` tokens: it ends with `length` there.
+    A row never grows past `max_context` tokens: it ends with `length` there. Raises DecodingStopped at the first step
+    at which `stopped_early` says so.
     """
     limit = torch.tensor([min(r.sampling.max_new_tokens, max_context - len(r.prompt_ids)) for r in requests])
     temperature = torch.tensor([float(r.sampling.temperature) for r in requests])
@@ -125,6 +137,8 @@ def decode(backend: Backend, requests: Sequence[GenerateRequest], *, max_context
     rows = torch.arange(len(requests))  # the requests in the batch at present
     growing = torch.ones(len(rows), dtype=torch.bool)
     for step in range(out_ids.shape[1]):
+        if stopped_early():
+            raise DecodingStopped(f"given up after {step} tokens")
         drawn = sample_tokens(logits_BV, temperature[rows].to(device), streams.uniforms(step, rows).to(device))
         tokens, logprobs = (tensor.to("cpu") for tensor in drawn)
         out_ids[rows, step], out_logprobs[rows, step] = tokens, logprobs

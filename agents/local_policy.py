@@ -10,16 +10,18 @@ rows are computed together (floating-point results depend on it) never depends o
 live from turn to turn while slots are held, and are dropped when the version changes or the last slot leaves. torch
 runs in one thread of its own, so the event loop stays free; nothing may change the weights while a batch runs.
 
-Not done here: top-p and its like, log-probs of tokens that were not sampled, cancelling a batch that already runs (the
-result of a cancelled row is thrown away).
+Not done here: top-p and its like, log-probs of tokens that were not sampled, cancelling one row of a batch that runs
+(its result is thrown away; `drain` ends the whole batch).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_threads
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,12 +52,16 @@ class LocalPolicy:
         self._model = model
         self._backend = make_backend(model)
         self._version = policy_version
-        self._max_context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
+        self.max_context_tokens: int | None = getattr(model.config, "max_position_embeddings", None) or None
+        """The model's own limit on prompt and reply together; None where its config names none."""
+        self._max_context = int(self.max_context_tokens or 2**31)
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-policy")
         self._waiting: list[_Waiter] = []
         self._num_slots = 0
         self._batch: asyncio.Task[None] | None = None
+        self._job: Future[list[Decoded]] | None = None  # the batch's part in the thread; outlives a cancelled task
+        self._stop = threading.Event()  # one a batch; set: decoding ends at its next step
 
     @property
     def policy_version(self) -> int:
@@ -64,7 +70,7 @@ class LocalPolicy:
 
     def set_policy_version(self, version: int) -> None:
         """Say that the model's weights are now those of `version`. Raises RuntimeError while a batch runs."""
-        if self._batch is not None and not self._batch.done():
+        if self._job is not None and not self._job.done():
             raise RuntimeError(f"set_policy_version({version}) while a batch is being sampled with {self._version}")
         self._version = version
         self._executor.submit(self._backend.forget)
@@ -96,6 +102,20 @@ class LocalPolicy:
             if self._num_slots == 0:
                 self._executor.submit(self._backend.forget)
             self._start_batch_if_due()
+
+    async def drain(self) -> None:
+        """End the batch that runs, if any, and wait for the thread: nothing reads the weights afterwards.
+
+        Who still waits in `generate` gets a PolicyError.
+        """
+        waiting, self._waiting = self._waiting, []
+        _fail(waiting, "sampling was ended before it began", None)
+        self._stop.set()
+        batch, job = self._batch, self._job
+        if job is not None and not job.done():
+            await asyncio.to_thread(wait_for_threads, [job])
+        if batch is not None and not batch.done():
+            await asyncio.wait([batch])
 
     async def close(self) -> None:
         """Wait for a running batch and stop the thread. The model is not touched."""
@@ -132,9 +152,10 @@ class LocalPolicy:
         batch, self._waiting = sorted(self._waiting, key=lambda waiter: waiter[0].key), []
         requests = [request for request, _ in batch]
         version, retain = self._version, self._num_slots > 0
+        self._stop = threading.Event()
         try:
-            loop = asyncio.get_running_loop()
-            decoded = await loop.run_in_executor(self._executor, self._decode, requests, retain)
+            self._job = self._executor.submit(self._decode, requests, retain, self._stop)
+            decoded = await asyncio.wrap_future(self._job)
         except Exception as error:  # noqa: BLE001 - the worker boundary: whatever broke is each waiter's PolicyError
             _fail(batch, f"sampling {len(batch)} rows failed: {type(error).__name__}: {error}", error)
         except BaseException:
@@ -148,13 +169,19 @@ class LocalPolicy:
             self._batch = None
         self._start_batch_if_due()
 
-    def _decode(self, requests: Sequence[GenerateRequest], retain: bool) -> list[Decoded]:
+    def _decode(self, requests: Sequence[GenerateRequest], retain: bool, stop: threading.Event) -> list[Decoded]:
         """Runs in the worker thread."""
         was_training = self._model.training
         self._model.eval()
         try:
             with torch.inference_mode():
-                return decode(self._backend, requests, max_context=self._max_context, retain=retain)
+                return decode(
+                    self._backend,
+                    requests,
+                    max_context=self._max_context,
+                    retain=retain,
+                    stopped_early=stop.is_set,
+                )
         except BaseException:
             self._backend.forget()
             raise

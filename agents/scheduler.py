@@ -114,7 +114,8 @@ class RolloutRunner:
         """`group_size` trajectories for each draw; blocks until all are done.
 
         `on_trajectory` is called, in this thread, with each trajectory that is final. Raises RolloutBreaker, and what
-        `make_env` and `on_trajectory` raise; every trajectory has ended and every box is given back then.
+        `make_env` and `on_trajectory` raise. When it returns or raises, every trajectory has ended, every box is given
+        back and the policy samples nothing: the weights may be changed.
         """
         numbers = Counter(draw.number for draw in draws)
         if any(count > 1 for count in numbers.values()):
@@ -132,7 +133,7 @@ class RolloutRunner:
             self._loop.run(collection.run())
         except BaseException:
             # A KeyboardInterrupt that the program's own signal handler raises leaves tasks behind in the loop.
-            self._loop.run(_cancel_all())
+            self._loop.run(_cancel_all(self._policy))
             raise
         return [
             Group(
@@ -223,6 +224,7 @@ class _Collection:
             ended = await asyncio.gather(*workers, return_exceptions=True)
             for slot in slots:  # a worker that was cancelled before it began has not left its slot
                 await slot.aclose()
+            await self._setup.policy.drain()  # rollouts past their deadline left what they had asked for behind
             self.stats.num_abandoned_calls = self._threads.num_abandoned - self._num_abandoned_before
         for error in ended:
             if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
@@ -278,8 +280,9 @@ class _Collection:
         )
 
 
-async def _cancel_all() -> None:
+async def _cancel_all(policy: Policy) -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await policy.drain()

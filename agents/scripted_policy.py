@@ -76,6 +76,10 @@ class ScriptedPolicy:
     def policy_version(self) -> int:
         return self._policy_version
 
+    @property
+    def max_context_tokens(self) -> int | None:
+        return self._context_tokens
+
     def set_policy_version(self, version: int) -> None:
         self._policy_version = version
 
@@ -103,6 +107,9 @@ class ScriptedPolicy:
         if reply.error is not None:
             raise reply.error
         return self._completion(reply, request.sampling.max_new_tokens)
+
+    async def drain(self) -> None:
+        return None
 
     async def close(self) -> None:
         return None

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
+import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from toy_chat import TASK, Parrot, renderer
 
 from quintain.agents.completion import Completion, GenerateRequest, RequestKey, SamplingParams
+from quintain.agents.config import RolloutConfig
 from quintain.agents.local_policy import LocalPolicy
+from quintain.agents.outcome import StopReason
 from quintain.agents.policy import PolicyError
+from quintain.agents.scheduler import Draw, RolloutRunner
 
 
 def small_model() -> Any:
@@ -163,3 +172,51 @@ def test_the_policy_can_be_used_from_one_event_loop_after_another() -> None:
     first, second = asyncio.run(policy.generate(ask(0))), asyncio.run(policy.generate(ask(0)))
     assert first == second
     asyncio.run(policy.close())
+
+
+def slowed(model: Any) -> Any:
+    """Every forward pass takes 20 ms longer."""
+    model.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+    return model
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_batch_that_nobody_waits_for_ends_with_the_collection(error: type[BaseException] | None) -> None:
+    """D02: a deadline, or Ctrl-C, while tokens are sampled; the weights may change once `collect` is over."""
+    chat, sampled = renderer(), threading.Event()
+    model = slowed(generic_model(len(chat.tokenizer)))
+    policy = LocalPolicy(model)
+    config = RolloutConfig(max_new_tokens=400, deadline_s=0.3, num_retries=0, max_failure_frac=1.0)
+    rollouts = RolloutRunner(policy=policy, renderer=chat, make_env=Parrot, config=config, seed=0)
+    if error:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(error) if error else nullcontext():
+        (group,) = rollouts.collect([Draw(number=0, task=TASK)], group_size=2)
+        assert {t.stop_reason for t in group.trajectories} == {StopReason.DEADLINE}
+    model.register_forward_pre_hook(lambda *_: sampled.set())
+    assert not sampled.wait(0.2)
+    policy.set_policy_version(1)
+    assert policy.policy_version == 1
+    rollouts.close()
+
+
+def test_the_version_cannot_change_under_a_running_batch_and_can_after_a_drain() -> None:
+    async def run() -> None:
+        policy = LocalPolicy(slowed(generic_model(40)))
+        asked = asyncio.create_task(policy.generate(ask(0, max_new_tokens=400)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(RuntimeError, match="set_policy_version"):
+            policy.set_policy_version(1)
+        await policy.drain()
+        policy.set_policy_version(1)
+        with pytest.raises(PolicyError, match="given up"):
+            await asked
+        assert (await policy.generate(ask(0))).policy_versions() == (1,) * 6
+
+    asyncio.run(run())
+
+
+def generic_model(vocab_size: int) -> Any:
+    """A model that is sampled through its own forward pass."""
+    config = transformers.GPT2Config(vocab_size=vocab_size, n_embd=8, n_layer=1, n_head=1, n_positions=1024)
+    return transformers.GPT2LMHeadModel(config)
