@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class ToolError(Exception):
     """Raise in a tool for trouble the model should read about (a missing file, say): the text becomes the observation.
@@ -24,3 +26,23 @@ class EnvironmentArgumentsError(TypeError):
 
 class UnknownEnvironmentError(ValueError):
     """No environment has this id; the message names the nearest."""
+
+
+class EnvironmentImportError(Exception):
+    """Importing a user's environment raised, or tried to leave the program; the message has the file and the line."""
+
+
+class EnvironmentDefinitionError(TypeError, ValueError):
+    """An environment class is written wrongly (a tool without a docstring, rows that are no tasks); it says how."""
+
+
+def place_in(error: BaseException, file: str | None) -> str:
+    """`FILE, line N`: where `file` was when the error was raised; without one, the innermost place of all.
+
+    For a syntax error, the place in the text that could not be read.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}, line {frame.lineno}" for frame in frames if file in (None, frame.filename)]
+    return places[-1] if places else file or "unknown place"

@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymnasium.envs.registration import register, registry
 
 from quintain.envs.config import EnvironmentConfig
-from quintain.envs.errors import EnvironmentArgumentsError, UnknownEnvironmentError
+from quintain.envs.errors import (
+    EnvironmentArgumentsError,
+    EnvironmentDefinitionError,
+    EnvironmentImportError,
+    UnknownEnvironmentError,
+    place_in,
+)
 
 if TYPE_CHECKING:
     from quintain.envs.tool_env import ToolEnv
@@ -68,7 +74,7 @@ def registered_environments() -> tuple[EnvironmentInfo, ...]:
     for name in _all_places():
         try:
             cls = env_class(name)
-        except (ImportError, AttributeError, UnknownEnvironmentError) as error:
+        except (ImportError, AttributeError, EnvironmentImportError, UnknownEnvironmentError) as error:
             infos.append(EnvironmentInfo(id=name, summary="", needs_isolation=True, error=str(error)))
             continue
         summary = (inspect.getdoc(cls) or "").partition("\n")[0]
@@ -77,7 +83,7 @@ def registered_environments() -> tuple[EnvironmentInfo, ...]:
 
 
 def env_class(id: str, *, base_dir: Path | str | None = None) -> type[ToolEnv]:
-    """The class behind an id. Raises UnknownEnvironmentError naming the nearest; what importing it raises passes."""
+    """The class behind an id. Raises UnknownEnvironmentError naming the nearest, and EnvironmentImportError."""
     place, _, name = id.rpartition(":")
     if place.endswith(".py") or id.endswith(".py"):
         path = Path(base_dir or ".", place if name and place else id)
@@ -104,7 +110,11 @@ def make_env(
     pool: SandboxPool | None,
     base_dir: Path | str | None = None,
 ) -> ToolEnv:
-    """One instance. Raises UnknownEnvironmentError, EnvironmentArgumentsError for kwargs that it does not take."""
+    """One instance.
+
+    Raises UnknownEnvironmentError, EnvironmentImportError, EnvironmentDefinitionError, and EnvironmentArgumentsError
+    for kwargs that it does not take.
+    """
     cls = env_class(config.id, base_dir=base_dir)
     try:
         inspect.signature(cls).bind(split=split, pool=pool, **config.kwargs)
@@ -113,7 +123,10 @@ def make_env(
             f"{cls.__name__} cannot be made from environment.kwargs ({error}); its own `__init__` takes its settings "
             "and passes the rest on: `def __init__(self, *, size=3, **kwargs): super().__init__(**kwargs)`"
         ) from error
-    env = cls(split=split, pool=pool, **config.kwargs)
+    try:
+        env = cls(split=split, pool=pool, **config.kwargs)
+    except SystemExit as error:
+        raise EnvironmentDefinitionError(f"{cls.__name__}(…) ends the program: {place_in(error, None)}") from error
     env.task_limit = config.num_train_tasks if split == "train" else config.num_eval_tasks
     env.max_turns = config.max_turns or env.max_turns
     env.max_calls_per_turn = config.max_calls_per_turn or env.max_calls_per_turn
@@ -132,7 +145,9 @@ def _import(module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise UnknownEnvironmentError(f"no module {module!r}: {error}") from error
-        raise
+        raise _import_error(module, None, error) from error
+    except (Exception, SystemExit) as error:  # someone else's code: it may raise anything, or exit
+        raise _import_error(module, None, error) from error
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -151,12 +166,24 @@ def _load_file(path: Path) -> ModuleType:
         sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    loaded = False
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        loaded = True
+    except (Exception, SystemExit) as error:  # someone else's code: it may raise anything, or exit
+        raise _import_error(str(path), str(path), error) from error
+    finally:
+        if not loaded:
+            del sys.modules[name]
     return module
+
+
+def _import_error(what: str, file: str | None, error: BaseException) -> EnvironmentImportError:
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    told = f"{type(error).__name__}: {text}".removesuffix(": ")
+    if isinstance(error, SystemExit):
+        told += ' (it ends the program while it is imported; put that below `if __name__ == "__main__":`)'
+    return EnvironmentImportError(f"{what} cannot be imported: {place_in(error, file)}: {told}")
 
 
 def _class_in(module: ModuleType, name: str, *, where: str) -> type[ToolEnv]:

@@ -12,6 +12,7 @@ Nothing here runs a tool.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from types import GenericAlias, UnionType
@@ -19,6 +20,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
+
+from quintain.envs.errors import EnvironmentDefinitionError
 
 MAX_SHOWN = 80  # characters of a model-written name that an error repeats
 _SECTIONS = re.compile(r"^\s*(Args|Arguments|Returns|Raises|Yields|Example|Examples|Note|Notes)\s*:\s*$")
@@ -71,6 +74,12 @@ class Arguments:
                 f'"{tool_name}" was not run: its arguments must be a JSON object. {self._expected()}',
                 event="invalid_arguments",
             )
+        endless = [name[:MAX_SHOWN] for name, part in value.items() if not _is_finite(part)]
+        if endless:  # 1e999 is JSON, but the number that Python reads is infinite
+            raise ArgumentsError(
+                f'"{tool_name}" was not run: argument "{endless[0]}": a number in it is too large. {self._expected()}',
+                event="invalid_arguments",
+            )
         try:
             model = self._model.model_validate_json(text)
         except ValidationError as error:
@@ -112,12 +121,15 @@ class Arguments:
 
 
 def typed_parameters(function: Callable[..., Any]) -> list[tuple[str, inspect.Parameter, Any]]:
-    """(name, parameter, annotation) of each parameter but `self`. Raises TypeError where one cannot be described."""
+    """(name, parameter, annotation) of each parameter but `self`.
+
+    Raises EnvironmentDefinitionError where one cannot be described.
+    """
     where = f"tool `{function.__qualname__}`"
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
-        raise TypeError(
+        raise EnvironmentDefinitionError(
             f"{where}: a type in its signature cannot be resolved ({error}); import it at the module's top"
         ) from error
     rows = []
@@ -125,9 +137,11 @@ def typed_parameters(function: Callable[..., Any]) -> list[tuple[str, inspect.Pa
         if index == 0 and name == "self":
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"{where}: `{parameter}` cannot be described to a model; name each argument")
+            raise EnvironmentDefinitionError(
+                f"{where}: `{parameter}` cannot be described to a model; name each argument"
+            )
         if name not in hints:
-            raise TypeError(f"{where}: argument `{name}` has no type; write for example `{name}: str`")
+            raise EnvironmentDefinitionError(f"{where}: argument `{name}` has no type; write for example `{name}: str`")
         rows.append((name, parameter, hints[name]))
     return rows
 
@@ -162,6 +176,15 @@ def summary_of(docstring: str) -> str:
     return " ".join(part for part in lines if part)
 
 
+def _is_finite(value: Any) -> bool:
+    """No number in a JSON value is infinite; its depth is bounded by the JSON reader."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _boolean(value: Any) -> Any:
     return _BOOLEAN_WORDS.get(value, value) if isinstance(value, str) else value
 
@@ -189,7 +212,9 @@ def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _plain(node: Any, definitions: Mapping[str, Any], depth: int) -> Any:
     if depth > 20:
-        raise TypeError("a tool's argument type refers to itself, which a model cannot be told; use `dict` instead")
+        raise EnvironmentDefinitionError(
+            "a tool's argument type refers to itself, which a model cannot be told; use `dict` instead"
+        )
     if isinstance(node, list):
         return [_plain(part, definitions, depth + 1) for part in node]
     if not isinstance(node, dict):

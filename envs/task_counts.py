@@ -1,7 +1,7 @@
 """How many tasks the generated environments make at most.
 
-Problems and jobs are drawn at random until there are enough different ones, which takes ever longer as they run out. The
-limits stay so far below what there is that the drawing always ends soon.
+Problems and jobs are drawn at random until there are enough different ones, which takes ever longer as they run out.
+The limits stay so far below what there is that the drawing always ends soon.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 
 import datasets
 
-from quintain.envs.errors import NoTasksError
+from quintain.envs.errors import EnvironmentDefinitionError, NoTasksError
 from quintain.envs.message import Task
 
 Refuse = Callable[[Mapping[str, Any]], str | None]
@@ -45,11 +45,11 @@ class TaskTable:
 def build_tasks(rows: Any, *, owner: str, split: str, refuse: Refuse | None, limit: int | None) -> TaskTable:
     """Check the rows and make the table.
 
-    Raises TypeError where `rows` is no table at all, ValueError naming the bad rows, NoTasksError where none is left.
+    Raises EnvironmentDefinitionError where `rows` is no table or has bad rows, NoTasksError where none is left.
     """
     where = f"{owner}.rows({split!r})"
     if isinstance(rows, datasets.DatasetDict):
-        raise TypeError(
+        raise EnvironmentDefinitionError(
             f"{where} returned a DatasetDict with the splits {', '.join(map(str, rows))}; return one of them"
         )
     dataset: datasets.Dataset
@@ -59,7 +59,9 @@ def build_tasks(rows: Any, *, owner: str, split: str, refuse: Refuse | None, lim
     elif isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping)):
         dataset, json_columns = _from_rows(list(rows), where)
     else:
-        raise TypeError(f"{where} returned {type(rows).__name__}; return a list of dicts, each with a `prompt`")
+        raise EnvironmentDefinitionError(
+            f"{where} returned {type(rows).__name__}; return a list of dicts, each with a `prompt`"
+        )
     total = len(dataset)
     if total:
         dataset = _with_checked_ids(dataset, where, split)
@@ -91,7 +93,9 @@ def _from_rows(rows: list[Any], where: str) -> tuple[datasets.Dataset, tuple[str
     """A Dataset from plain rows; the union of their keys, None where a row lacks one."""
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise TypeError(f"{where}: row {index} is {type(row).__name__}; a row is a dict with a `prompt`")
+            raise EnvironmentDefinitionError(
+                f"{where}: row {index} is {type(row).__name__}; a row is a dict with a `prompt`"
+            )
     _check_prompts([row.get("prompt") for row in rows], where)
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns, json_columns = {}, []
@@ -107,14 +111,16 @@ def _from_rows(rows: list[Any], where: str) -> tuple[datasets.Dataset, tuple[str
 
 def _with_checked_ids(dataset: datasets.Dataset, where: str, split: str) -> datasets.Dataset:
     if "prompt" not in dataset.column_names:
-        raise ValueError(f"{where} has no column `prompt`; it has: {', '.join(dataset.column_names)}")
+        raise EnvironmentDefinitionError(f"{where} has no column `prompt`; it has: {', '.join(dataset.column_names)}")
     _check_prompts(list(dataset["prompt"]), where)
     if "id" not in dataset.column_names:
         return dataset.add_column("id", [f"{split}-{index}" for index in range(len(dataset))])  # type: ignore[call-arg]
     ids = [str(value) for value in dataset["id"]]
     twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:
-        raise ValueError(f"{where}: {len(twice)} ids occur more than once, for example {twice[:MAX_LISTED]}")
+        raise EnvironmentDefinitionError(
+            f"{where}: {len(twice)} ids occur more than once, for example {twice[:MAX_LISTED]}"
+        )
     return dataset.remove_columns("id").add_column("id", ids)  # type: ignore[call-arg]
 
 
@@ -129,7 +135,9 @@ def _check_prompts(prompts: list[Any], where: str) -> None:
             bad.append(f"row {index}: `prompt` is empty")
     if bad:
         more = f"; and {len(bad) - MAX_LISTED} more" if len(bad) > MAX_LISTED else ""
-        raise ValueError(f"{where}: {len(bad)} of {len(prompts)} rows are bad: {'; '.join(bad[:MAX_LISTED])}{more}")
+        raise EnvironmentDefinitionError(
+            f"{where}: {len(bad)} of {len(prompts)} rows are bad: {'; '.join(bad[:MAX_LISTED])}{more}"
+        )
 
 
 def _check_one_type(name: str, values: list[Any], where: str) -> None:
@@ -141,7 +149,7 @@ def _check_one_type(name: str, values: list[Any], where: str) -> None:
             first.setdefault(kind, index)
     if len(first) > 1:
         seen = ", ".join(f"{kind} in row {index}" for kind, index in first.items())
-        raise ValueError(f"{where}: column `{name}` mixes types ({seen}); use one, for example text")
+        raise EnvironmentDefinitionError(f"{where}: column `{name}` mixes types ({seen}); use one, for example text")
 
 
 def _holds_dict(value: Any) -> bool:

@@ -15,6 +15,7 @@ Not here: turning text into calls, cutting long tool output, deadlines (all in `
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -28,6 +29,7 @@ from gymnasium.error import ResetNeeded
 
 from quintain.envs.boxes import BoxSource, SandboxScope
 from quintain.envs.demonstrations import Part, build_dialogue
+from quintain.envs.errors import EnvironmentArgumentsError, EnvironmentDefinitionError, NoTasksError, place_in
 from quintain.envs.message import Message, Task, ToolCall, ToolSpec
 from quintain.envs.rewards import Reward, evaluate_reward, rewards_of
 from quintain.envs.spaces import MessageSpace, MessagesSpace
@@ -74,7 +76,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
         """`pool`: where boxes come from; without one the environment opens its own from `sandbox` when it needs a box.
         `num_tasks`: use the first N tasks.
 
-        Raises ValueError for an unknown split, TypeError for a tool that cannot be described or has no box.
+        Raises ValueError for an unknown split, EnvironmentDefinitionError for a tool that cannot be described or has
+        no box.
         """
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
@@ -105,7 +108,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
 
     def rows(self, split: Split) -> Iterable[Mapping[str, Any]] | datasets.Dataset:
         """The rows of a split: each has a `prompt` and whatever tools and rewards need (`id` is optional)."""
-        raise NotImplementedError(
+        raise EnvironmentDefinitionError(
             f"{type(self).__name__} has no tasks; write `def rows(self, split): return [{{'prompt': …}}, …]`"
         )
 
@@ -187,14 +190,26 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
     @property
     def _task_table(self) -> TaskTable:
         if self._table is None:
-            self._table = build_tasks(
+            self._table = self._build_table()
+        return self._table
+
+    def _build_table(self) -> TaskTable:
+        owner = type(self).__name__
+        try:
+            return build_tasks(
                 self.rows(self.split),
-                owner=type(self).__name__,
+                owner=owner,
                 split=self.split,
                 refuse=None if type(self).refuse is ToolEnv.refuse else self.refuse,
                 limit=self.task_limit,
             )
-        return self._table
+        except (NoTasksError, EnvironmentDefinitionError, EnvironmentArgumentsError):
+            raise
+        except (Exception, SystemExit) as error:  # `rows` is the user's: it may raise anything, or exit
+            file = getattr(sys.modules.get(type(self).__module__), "__file__", None)
+            raise EnvironmentDefinitionError(
+                f"{owner}.rows({self.split!r}) failed: {place_in(error, file)}: {type(error).__name__}: {error}"
+            ) from error
 
     # ---- Gymnasium
 
@@ -318,10 +333,12 @@ def _tools_and_rewards(cls: type[ToolEnv]) -> tuple[dict[str, Tool], tuple[Rewar
     """Derived once a class: a run makes many instances."""
     tools, rewards = tools_of(cls), rewards_of(cls)
     if not any(item.weight for item in rewards):
-        raise TypeError(f"{cls.__name__} has no reward; write a method `(self) -> float` and mark it `@reward`")
+        raise EnvironmentDefinitionError(
+            f"{cls.__name__} has no reward; write a method `(self) -> float` and mark it `@reward`"
+        )
     for item in tools.values():
         if item.sandbox_parameter and cls.sandbox_scope == "none":
-            raise TypeError(
+            raise EnvironmentDefinitionError(
                 f"tool `{item.spec.name}` of {cls.__name__} takes a box, but sandbox_scope is 'none'; "
                 "set it to 'call' (stateless) or 'trajectory' (files stay from call to call)"
             )

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic_core import to_json
 
-from quintain.envs.errors import ToolError
+from quintain.envs.errors import EnvironmentDefinitionError, ToolError
 from quintain.envs.message import ToolCall, ToolSpec
 from quintain.envs.schema import MAX_SHOWN, Arguments, ArgumentsError, summary_of, typed_parameters
 from quintain.sandbox import BlockingSandbox
@@ -60,18 +60,22 @@ class Tool:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any]) -> Tool:
-        """Raises TypeError where the function cannot be described to a model; the message says what to write."""
+        """Raises EnvironmentDefinitionError, saying what to write, where the function cannot be described to a model."""
         name = function.__name__
         docstring = inspect.getdoc(function) or ""
         if not summary_of(docstring):
-            raise TypeError(
+            raise EnvironmentDefinitionError(
                 f"tool `{function.__qualname__}` has no docstring; say in a sentence what it does: the model reads it"
             )
         if inspect.iscoroutinefunction(function):
-            raise TypeError(f"tool `{function.__qualname__}` is `async def`; tools are plain functions, write `def`")
+            raise EnvironmentDefinitionError(
+                f"tool `{function.__qualname__}` is `async def`; tools are plain functions, write `def`"
+            )
         boxes = [name for name, _, annotation in typed_parameters(function) if annotation is BlockingSandbox]
         if len(boxes) > 1:
-            raise TypeError(f"tool `{function.__qualname__}` takes {len(boxes)} boxes; there is only one")
+            raise EnvironmentDefinitionError(
+                f"tool `{function.__qualname__}` takes {len(boxes)} boxes; there is only one"
+            )
         arguments = Arguments(function, hidden=frozenset(boxes))
         return cls(
             spec=ToolSpec(name=name, description=summary_of(docstring), parameters=arguments.schema),
@@ -85,7 +89,7 @@ class Tool:
 def tools_of(cls: type) -> dict[str, Tool]:
     """The tools of an environment class by name: marked methods in the order written, then the list `tools`.
 
-    Raises TypeError for a tool that cannot be described and for two of one name.
+    Raises EnvironmentDefinitionError for a tool that cannot be described and for two of one name.
     """
     methods: dict[str, Callable[..., Any]] = {}
     for base in reversed(cls.__mro__):
@@ -98,7 +102,7 @@ def tools_of(cls: type) -> dict[str, Tool]:
     for function in [*methods.values(), *getattr(cls, "tools", ())]:
         made = Tool.from_function(function)
         if made.spec.name in found:
-            raise TypeError(f"{cls.__name__} has two tools named `{made.spec.name}`; rename one")
+            raise EnvironmentDefinitionError(f"{cls.__name__} has two tools named `{made.spec.name}`; rename one")
         found[made.spec.name] = made
     return found
 

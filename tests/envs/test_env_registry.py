@@ -14,6 +14,7 @@ from small_envs import Desk
 from quintain.envs import UnknownEnvironmentError, env_class, make_env, registered_environments
 from quintain.envs.calculator import CalculatorEnv
 from quintain.envs.config import EnvironmentConfig
+from quintain.envs.errors import EnvironmentDefinitionError, EnvironmentImportError
 
 SOURCE = """
 from sibling_of_env import WORD
@@ -117,11 +118,40 @@ def test_wrong_names_are_answered_with_near_ones(folder: Path, name: str, words:
         env_class(name, base_dir=folder)
 
 
-def test_a_file_that_fails_to_load_says_why_and_can_be_tried_again(folder: Path) -> None:
-    (folder / "broken.py").write_text("import no_such_library_of_mine")
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x = 1\nimport no_such_library_of_mine", "line 2: ModuleNotFoundError: .*no_such_library_of_mine"),
+        ("def f(:\n", "line 1: SyntaxError: "),
+        ("import sys\nsys.exit(0)", "line 2: SystemExit: 0 .*ends the program"),
+        ("1 / 0", "line 1: ZeroDivisionError"),
+        ("\0", "broken.py: SyntaxError: "),
+    ],
+)
+def test_a_file_that_fails_to_load_says_why_and_where_and_can_be_tried_again(
+    folder: Path, source: str, words: str
+) -> None:
+    (folder / "broken.py").write_text(source)
     for _ in range(2):
-        with pytest.raises(ModuleNotFoundError, match="no_such_library_of_mine"):
+        with pytest.raises(EnvironmentImportError, match=f"broken.py.*{words}"):
             env_class("broken.py:Mine", base_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [{'prompt': 'a', 'n': 1 // 0}]", r"rows\('train'\) failed: .*bad_rows.py, line 4: ZeroDivisionError"),
+        ("raise SystemExit(0)", "line 4: SystemExit"),
+        ("return 5", "returned int"),
+    ],
+)
+def test_rows_that_fail_are_a_fault_of_the_environment_s_definition(folder: Path, body: str, words: str) -> None:
+    source = f"from quintain.envs import ToolEnv, reward\nclass Mine(ToolEnv):\n  def rows(self, split):\n    {body}\n"
+    name = f"{len(body)}_bad_rows.py"
+    (folder / name).write_text(f"{source}  @reward\n  def right(self): return 1.0\n")
+    env = make_env(EnvironmentConfig(id=f"{name}:Mine"), split="train", pool=None, base_dir=folder)
+    with pytest.raises(EnvironmentDefinitionError, match=words):
+        _ = env.tasks
 
 
 def test_settings_that_the_class_does_not_take_are_named() -> None:

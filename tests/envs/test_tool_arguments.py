@@ -153,6 +153,21 @@ def test_mistyped_arguments_are_one_error_that_names_the_field(
     assert len(answer.content) < 600 and desk.state.executed == []
 
 
+@pytest.mark.parametrize("written", ["1e999", "[-1e999]", '{"deep": [1e999]}'])
+def test_a_number_too_large_for_a_float_is_refused_in_untyped_arguments_too(written: str) -> None:
+    def keep(value: Any) -> str:
+        """Keep a value."""
+        return repr(value)
+
+    class Keeping(Desk):
+        tools = (keep,)
+
+    env = Keeping()
+    env.reset(seed=0)
+    answer, events = ask(env, "keep", f'{{"value": {written}}}')
+    assert events == {"invalid_arguments": 1} and 'argument "value"' in answer.content
+
+
 @pytest.mark.parametrize("value", ["1.0", '"1"', '"1e3"', "true", "1.5", "null"])
 def test_integers_are_json_integers(desk: Desk, value: str) -> None:
     """B08"""
