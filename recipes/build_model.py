@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from quintain.envs.message import Message
 from quintain.recipes.config import ScratchModelConfig
+from quintain.trainer.model_files import own_memory
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -149,6 +150,7 @@ def load_model(path: str | Path) -> tuple[Any, Any]:
             f"a name that the hub answers to ({error}); give a folder relative to the recipe, or leave model.path out "
             "to build a tiny model from scratch"
         ) from error
+    own_memory(model)
     return model, tokenizer
 
 

@@ -9,7 +9,9 @@ Flow of `train_on`::
     micro-batches in which every advantage is 0 get the forward pass only (for the metrics): their gradient is 0
 
 Invariants: `policy_version` rises by 1 per optimizer step that was taken; one with a non-finite gradient norm is
-skipped, counted and does not raise it. The model is trained in place and stays the caller's object, so an in-process
+skipped, counted and does not raise it, and several in a row are an error. Weights that are not finite are never saved.
+Loaded weights get memory of their own, aligned as in a run that was never broken, so that sums come out the same. The
+model is trained in place and stays the caller's object, so an in-process
 sampler always has the live weights. It is in eval mode throughout: dropout would train another policy than the one that
 was sampled.
 
@@ -32,14 +34,21 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from quintain.trainer.batch import Batch, EmptyBatchError, make_batches, split_minibatches
+from quintain.trainer.checkpoint import CheckpointError
 from quintain.trainer.config import AlgorithmConfig, TrainerConfig
 from quintain.trainer.logprobs import TokenScores, score_tokens
 from quintain.trainer.losses import PolicyLoss, kl_k3, policy_loss
-from quintain.trainer.model_files import load_weights, save_model
+from quintain.trainer.model_files import load_weights, own_memory, save_model
 from quintain.trainer.sample import Sample
 from quintain.trainer.tally import Tally
 
 MODEL_FOLDER, REFERENCE_FOLDER, STATE_FILE = "model", "reference", "learner.pt"
+MAX_SKIPPED_IN_A_ROW = 3
+"""So many optimizer steps skipped one after the other end the run: the weights no longer change."""
+
+
+class DivergedError(RuntimeError):
+    """The model can no longer be trained: gradients or weights are not finite. Earlier checkpoints are untouched."""
 
 
 def learning_rate_factor(schedule: str, step: int, *, warmup_steps: int, total_steps: int) -> float:
@@ -88,6 +97,7 @@ class Learner:
         self.total_steps = total_steps or trainer.steps * config.minibatches_per_step
         self.policy_version = 0
         self.num_skipped_steps = 0
+        self._num_skipped_in_a_row = 0
         self.accelerator = Accelerator()
         if self.accelerator.num_processes > 1:
             raise RuntimeError(
@@ -130,6 +140,7 @@ class Learner:
         Raises:
             EmptyBatchError: no token is trained; the weights are untouched.
             ValueError: a trained token has no finite log-prob or advantage; the weights are untouched.
+            DivergedError: `MAX_SKIPPED_IN_A_ROW` optimizer steps in a row had a non-finite gradient norm.
         """
         minibatches = self._minibatches(samples)
         tally = Tally()
@@ -190,9 +201,17 @@ class Learner:
         if math.isfinite(norm):
             self.optimizer.step()
             self.policy_version += 1
+            self._num_skipped_in_a_row = 0
         else:
             self.num_skipped_steps += 1
+            self._num_skipped_in_a_row += 1
         self.optimizer.zero_grad()
+        if self._num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise DivergedError(
+                f"the gradient norm was not finite in {self._num_skipped_in_a_row} optimizer steps in a row (policy "
+                f"version {self.policy_version}): lower algorithm.learning_rate ({self.config.learning_rate}) or "
+                f"algorithm.max_grad_norm ({self.config.max_grad_norm}) and start again, or resume from a checkpoint"
+            )
 
     def _old_logprobs(self, batch: Batch, scores: TokenScores, *, first: bool) -> torch.Tensor:
         if self.config.old_logprobs == "rollout":
@@ -227,6 +246,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "policy_version": self.policy_version,
             "num_skipped_steps": self.num_skipped_steps,
+            "num_skipped_in_a_row": self._num_skipped_in_a_row,
             "rng": {
                 "torch": torch.get_rng_state(),
                 "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -240,6 +260,7 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy_version = state["policy_version"]
         self.num_skipped_steps = state["num_skipped_steps"]
+        self._num_skipped_in_a_row = state.get("num_skipped_in_a_row", 0)
         rng = state["rng"]
         torch.set_rng_state(rng["torch"])
         if rng["cuda"] and torch.cuda.is_available():
@@ -251,7 +272,18 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Write `model/` (a Hugging Face folder, usable as `model.path`), `learner.pt` and, with a KL term,
-        `reference/` into `folder`."""
+        `reference/` into `folder`.
+
+        Raises:
+            CheckpointError: a weight is not finite; nothing was written.
+        """
+        broken = [name for name, p in self.model.named_parameters() if not bool(p.isfinite().all())]
+        if broken:
+            raise CheckpointError(
+                f"the model diverged: {len(broken)} of its tensors hold NaN or infinity ({broken[0]}, ...), so it "
+                f"is not saved and older checkpoints stay; lower algorithm.learning_rate ({self.config.learning_rate}) "
+                f"or algorithm.max_grad_norm ({self.config.max_grad_norm}), and resume or start again"
+            )
         save_model(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
         if self.reference is not None:
             save_model(self.reference, folder / REFERENCE_FOLDER)
@@ -266,6 +298,9 @@ class Learner:
         load_weights(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
         if self.reference is not None:
             load_weights(self.reference, folder / REFERENCE_FOLDER)
+            own_memory(self.reference)
+        # Also where the model came out of a file before this learner got it.
+        own_memory(self.accelerator.unwrap_model(self.model))
         self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
 
     def checkpoint_bytes(self) -> int:

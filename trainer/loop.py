@@ -31,7 +31,7 @@ from quintain.agents.trajectory import Group
 from quintain.envs import Task
 from quintain.trainer.advantages import group_advantages
 from quintain.trainer.batch import EmptyBatchError, samples_from_groups
-from quintain.trainer.checkpoint import Checkpoints
+from quintain.trainer.checkpoint import CheckpointError, Checkpoints
 from quintain.trainer.config import AlgorithmConfig, CheckpointConfig, EvalConfig, TrainerConfig
 from quintain.trainer.learner import Learner
 from quintain.trainer.metrics import rollout_metrics
@@ -107,7 +107,10 @@ class TrainingLoop:
         self._saved_step = state.step if state.step else -1
 
     def run(self) -> LoopState:
-        """Train to the last step. An exception that meets the learner between two batches passes on after a save."""
+        """Train to the last step. An exception that meets the learner between two batches passes on after a save.
+
+        Where that save fails too, the exception says so in a note and still is the one that is raised.
+        """
         steps = self.config.trainer.steps
         try:
             if self.state.step == 0:
@@ -122,9 +125,12 @@ class TrainingLoop:
                         self._evaluate()
                     if self._due(self.config.checkpoint.every_steps):
                         self._save()
-        except BaseException:  # re-raised: an interrupt must not lose the batches since the last checkpoint
-            if self._between_batches:
-                self._save()
+        except BaseException as error:  # re-raised: an interrupt must not lose the batches since the last checkpoint
+            if self._between_batches and not isinstance(error, CheckpointError):
+                try:
+                    self._save()
+                except Exception as failure:  # noqa: BLE001 - teardown: what ended the run is what must be reported
+                    error.add_note(f"no checkpoint of step {self.state.step} was written on the way out: {failure}")
             raise
         return self.state
 

@@ -23,6 +23,16 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     model.load_state_dict(loaded.state_dict())
 
 
+def own_memory(model: PreTrainedModel) -> None:
+    """Move every parameter and buffer, in place, to memory that torch allocated for it.
+
+    What was read from a file may lie at any address, and some kernels add in another order where it is not aligned: the
+    same weights would give other bits than in the process that made them.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
 @contextmanager
 def _no_foreign_bars() -> Iterator[None]:
     enabled = transformers_logging.is_progress_bar_enabled()

@@ -134,6 +134,15 @@ def test_model_and_tokenizer_survive_saving_and_loading(built: tuple[Any, Any], 
         assert torch.equal(model(torch.tensor([ids])).logits, built[0](torch.tensor([ids])).logits)
 
 
+def test_a_loaded_models_weights_lie_aligned_in_memory_as_a_built_ones(built: tuple[Any, Any], tmp_path: Path) -> None:
+    """What a run computes must not depend on where its weights came from."""
+    for part in built:
+        part.save_pretrained(tmp_path / "m")
+    model, _ = load_model(tmp_path / "m")
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in model.parameters())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_a_path_without_a_model_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"model\.path = .*absent.*relative to the recipe"):
         load_model(tmp_path / "absent")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -230,6 +231,40 @@ def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path: Path, algorithm: dict[s
     assert [resumed.train_on(batch) for batch in batches[3:]] == expected
     pairs = zip(resumed.model.parameters(), unbroken.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_diverged_model_never_becomes_a_checkpoint(tmp_path: Path, value: float) -> None:
+    learner = learner_of()
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, learner, STATE)
+    with torch.no_grad():
+        learner.model.model.norm.weight[0] = value
+    with pytest.raises(
+        CheckpointError, match=r"model diverged: 1 of .*model\.norm\.weight.*lower algorithm\.learning_rate"
+    ):
+        checkpoints.save(2, learner, STATE)
+    good = checkpoints.latest_good()
+    assert good is not None and good.step == 1 and names(tmp_path) == ["step_000001"]
+
+
+def test_a_resumed_learners_weights_lie_aligned_in_memory_as_an_unbroken_ones(tmp_path: Path) -> None:
+    """Kernels may add in another order at other addresses, which a bit-exact resume must not meet."""
+    learner = learner_of(kl_coef=0.1)
+    learner.train_on(mixed_samples())
+    path = Checkpoints(tmp_path, keep=1).save(1, learner, STATE)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path / "model")
+    for tensor in model.parameters():  # one float off, as a file may place it
+        shifted = torch.empty(tensor.numel() + 1)[1:].view_as(tensor)
+        tensor.data = shifted.copy_(tensor.data)
+    assert any(tensor.data_ptr() % 64 for tensor in model.parameters())
+    algorithm = AlgorithmConfig(kl_coef=0.1)
+    resumed = Learner(model, algorithm, TrainerConfig(), temperature=1.0)
+    resumed.load(path)
+    assert resumed.reference is not None
+    moments = [value for state in resumed.optimizer.state.values() for value in state.values() if value.dim()]
+    tensors = [*resumed.model.parameters(), *resumed.reference.parameters(), *moments]
+    assert moments and all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
 
 
 def test_the_model_folder_of_a_checkpoint_loads_as_any_hugging_face_model(tmp_path: Path) -> None:

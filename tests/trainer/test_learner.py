@@ -12,7 +12,7 @@ from trainer_data import NAN, make_sample, mixed_samples, tiny_model
 
 from quintain.trainer.batch import EmptyBatchError, make_batches
 from quintain.trainer.config import AlgorithmConfig, TrainerConfig
-from quintain.trainer.learner import Learner, learning_rate_factor
+from quintain.trainer.learner import DivergedError, Learner, learning_rate_factor
 from quintain.trainer.logprobs import model_logprobs
 from quintain.trainer.metrics import METRICS
 
@@ -154,6 +154,23 @@ def test_a_step_with_a_nonfinite_gradient_is_skipped_counted_and_does_not_raise_
     assert math.isnan(metrics["train/grad_norm"])
     assert all(torch.equal(w, before[n]) for n, w in weights_of(learner).items())
     assert learner.train_on(mixed_samples())["policy/version"] == 2
+
+
+def test_several_skipped_steps_in_a_row_end_the_run_and_name_the_remedy() -> None:
+    learner = learner_of()
+    handle = learner.model.lm_head.weight.register_hook(lambda gradient: gradient * NAN)
+    for _ in range(2):
+        learner.train_on(mixed_samples())
+    handle.remove()
+    learner.train_on(mixed_samples())  # a step that is taken starts the count again
+    learner.model.lm_head.weight.register_hook(lambda gradient: gradient * NAN)
+    for _ in range(2):
+        learner.train_on(mixed_samples())
+    with pytest.raises(
+        DivergedError, match=r"3 optimizer steps in a row.*lower algorithm\.learning_rate.*max_grad_norm"
+    ):
+        learner.train_on(mixed_samples())
+    assert all(bool(w.isfinite().all()) for w in weights_of(learner).values())
 
 
 def test_nothing_trainable_is_refused_and_leaves_the_weights_alone() -> None:
