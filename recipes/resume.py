@@ -45,7 +45,7 @@ def find_run(loaded: LoadedRecipe, out: Path | None) -> Path:
     if loaded.path.name == "config.yaml":
         raise RecipeError(f"--resume: {loaded.path} is in no run folder; name the run folder with --out")
     name = loaded.config.name
-    runs = [p.parent for p in Path("runs").glob(f"{escape(name)}-????????-??????/config.yaml")]
+    runs = [p.parent for p in Path("runs").glob(f"{escape(name)}-????????-??????*/config.yaml")]
     if not runs:
         raise RecipeError(f"--resume: there is no runs/{name}-<time> here; name the run folder with --out")
     return max(runs, key=lambda run: run.stat().st_mtime).resolve()

@@ -167,7 +167,7 @@ def _open_trackers(loaded: LoadedRecipe, run_dir: Path, parts: Parts, kind: str,
 @contextmanager
 def _run_folder(run_dir: Path) -> Iterator[None]:
     """The folder is there inside the block. What a refused run made (input error, no metrics yet) is removed again."""
-    files = [run_dir / name for name in ("config.yaml", "status.json", "logs/run.log")]
+    files = [run_dir / name for name in ("config.yaml", "status.json", "logs/run.log", ".lock")]
     folders = [run_dir / "logs", run_dir / "checkpoints", run_dir, *run_dir.parents]
     made_files, made_folders = ([path for path in paths if not path.exists()] for paths in (files, folders))
     run_dir.mkdir(parents=True, exist_ok=True)
