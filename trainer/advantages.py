@@ -20,6 +20,8 @@ from quintain.trainer.config import AlgorithmConfig
 
 MIN_VALID_MEMBERS = 2
 """A baseline of a group's own members needs two of them; below that the group teaches nothing."""
+LARGEST_PLAIN_EXPONENT = 400
+"""Squares of rewards below 2**400, and sums of many, are far from the largest float, 2**1024."""
 
 
 def has_no_spread(rewards: Sequence[float]) -> bool:
@@ -31,6 +33,16 @@ def has_no_spread(rewards: Sequence[float]) -> bool:
     return len(rewards) < MIN_VALID_MEMBERS or max(rewards) == min(rewards)
 
 
+def scaled_down(rewards: Sequence[float]) -> tuple[list[float], float]:
+    """Rewards divided by a scale, and the scale: 1 up to 2**400, so that ordinary rewards keep every bit.
+
+    Beyond, sums and squares would overflow; a power of two divides without rounding.
+    """
+    exponent = math.frexp(max(map(abs, rewards), default=0.0))[1]
+    scale = 2.0 ** (exponent - 1) if exponent > LARGEST_PLAIN_EXPONENT else 1.0
+    return [reward / scale for reward in rewards], scale
+
+
 def grpo_advantages(rewards: Sequence[float], eps: float = 1e-6) -> list[float]:
     """``A_i = (r_i - mean(r)) / (std(r) + eps)`` (GRPO, arXiv 2402.03300).
 
@@ -38,25 +50,28 @@ def grpo_advantages(rewards: Sequence[float], eps: float = 1e-6) -> list[float]:
     """
     if has_no_spread(rewards):
         return [0.0] * len(rewards)
+    rewards, scale = scaled_down(rewards)
     mean = math.fsum(rewards) / len(rewards)
     variance = math.fsum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)
-    return [(r - mean) / (math.sqrt(variance) + eps) for r in rewards]
+    return [(r - mean) / (math.sqrt(variance) + eps / scale) for r in rewards]
 
 
 def dr_grpo_advantages(rewards: Sequence[float]) -> list[float]:
     """``A_i = r_i - mean(r)``, mean over n: no division by the spread (Dr. GRPO, arXiv 2503.20783)."""
     if has_no_spread(rewards):
         return [0.0] * len(rewards)
+    rewards, scale = scaled_down(rewards)
     mean = math.fsum(rewards) / len(rewards)
-    return [r - mean for r in rewards]
+    return [(r - mean) * scale for r in rewards]
 
 
 def rloo_advantages(rewards: Sequence[float]) -> list[float]:
     """``A_i = r_i - sum(r_j for j != i) / (n - 1)``, the baseline being the others (RLOO, arXiv 2402.14740)."""
     if has_no_spread(rewards):
         return [0.0] * len(rewards)
+    rewards, scale = scaled_down(rewards)
     total = math.fsum(rewards)
-    return [r - (total - r) / (len(rewards) - 1) for r in rewards]
+    return [(r - (total - r) / (len(rewards) - 1)) * scale for r in rewards]
 
 
 def effective_reward(trajectory: Trajectory, config: AlgorithmConfig) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from quintain.agents.outcome import Outcome
 from quintain.agents.trajectory import Group, Trajectory
-from quintain.trainer.advantages import MIN_VALID_MEMBERS, has_no_spread
+from quintain.trainer.advantages import MIN_VALID_MEMBERS, has_no_spread, scaled_down
 
 METRICS: dict[str, str] = {
     "reward/mean": "Mean reward of the batch's valid trajectories (those that ended with a reward).",
@@ -80,7 +80,10 @@ METRICS: dict[str, str] = {
 def mean_of_finite(values: Iterable[float]) -> tuple[float, int] | None:
     """Mean of the finite values and how many they are; None where there are none."""
     finite = [value for value in values if math.isfinite(value)]
-    return (math.fsum(finite) / len(finite), len(finite)) if finite else None
+    if not finite:
+        return None
+    finite, scale = scaled_down(finite)
+    return math.fsum(finite) / len(finite) * scale, len(finite)
 
 
 def num_nonfinite(metrics: Mapping[str, float]) -> int:
@@ -107,7 +110,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     metrics = {name: mean[0] for name, mean in means.items() if mean is not None}
     if len(rewards) > 1:
-        metrics["reward/std"] = statistics.stdev(rewards)
+        scaled, scale = scaled_down(rewards)
+        metrics["reward/std"] = statistics.stdev(scaled) * scale
     metrics["reward/num_dropped_groups"] = len(groups) - len(comparable)
     metrics["rollout/num_trajectories"] = len(trajectories)
     metrics["rollout/num_retries"] = sum(t.attempt for t in trajectories)

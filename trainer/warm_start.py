@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from quintain.agents.renderer import ChatRenderer
 from quintain.agents.seeds import derive_seed
@@ -102,7 +103,13 @@ def warm_start(
         path=cache.path_of(key),
         from_cache=False,
     )
-    cache.store(key, model, tokenizer, report)
+    try:
+        cache.store(key, model, tokenizer, report)
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk gives while weights are written
+        progress.message(
+            f"warm start: not kept for the next run ({error}); this run goes on with it. "
+            f"Set warm_start.cache_dir ({config.cache_dir}) to a folder that can be written"
+        )
     return report
 
 

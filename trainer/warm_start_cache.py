@@ -43,7 +43,7 @@ class WarmStartReport:
     seconds: float
     """Wall time of the build, also where it now came from the cache."""
     path: Path
-    """The cache entry, a Hugging Face folder."""
+    """The cache entry, a Hugging Face folder; absent where the cache could not be written."""
     from_cache: bool
 
 
@@ -95,7 +95,10 @@ class WarmStartCache:
         return report
 
     def store(self, key: str, model: Any, tokenizer: Any, report: WarmStartReport) -> None:
-        """Write the entry, in place of a broken one if there is one."""
+        """Write the entry, in place of a broken one if there is one.
+
+        Raises OSError or SafetensorError where the folder cannot be written; nothing half-written is then left.
+        """
         beside = self._folder / f".{key}-{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)

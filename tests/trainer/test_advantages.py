@@ -42,6 +42,19 @@ def test_equal_rewards_give_exactly_zero(estimate, reward: float) -> None:
 
 
 @pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("reward", [1e150, 1e200, -1e200, 1.7e308])
+def test_huge_finite_rewards_do_not_end_the_run(estimate, reward: float) -> None:
+    advantages = estimate([reward, 0.0, 0.0, reward])
+    assert all(math.isfinite(a) for a in advantages) and abs(math.fsum(advantages)) <= 1e-15 * abs(reward)
+    assert (advantages[0] > advantages[1]) == (reward > 0)
+    assert estimate([reward] * 4) == [0.0] * 4
+
+
+def test_scaling_huge_rewards_keeps_the_advantages_of_the_same_rewards_of_ordinary_size() -> None:
+    assert grpo_advantages([2.0**600, 0.0, 2.0**599]) == pytest.approx(grpo_advantages([1.0, 0.0, 0.5], eps=1e-300))
+
+
+@pytest.mark.parametrize("estimate", ESTIMATORS)
 def test_a_group_of_one_gives_zero(estimate) -> None:
     """C07"""
     assert estimate([1.0]) == [0.0]

@@ -30,6 +30,12 @@ def test_rewards_are_averaged_over_valid_trajectories_only() -> None:
     assert metrics["rollout/tokens_mean"] == 3 and metrics["rollout/turns_mean"] == 1
 
 
+def test_huge_finite_rewards_have_a_mean_and_a_standard_deviation() -> None:
+    metrics = rollout_metrics([group_of([1.7e308, 1.7e308, 1.7e308, 0.0])])
+    assert metrics["reward/mean"] == pytest.approx(1.275e308) and metrics["reward/std"] == pytest.approx(0.85e308)
+    assert rollout_metrics([group_of([1e200, 1e200])])["reward/std"] == 0
+
+
 def test_a_batch_without_any_valid_trajectory_has_no_means() -> None:
     """G06"""
     metrics = rollout_metrics([group_of([None, None])])

@@ -216,6 +216,16 @@ def test_a_damaged_entry_is_built_anew(tmp_path: Path, damage: str) -> None:
     assert Bench(tmp_path).run().from_cache and [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_a_cache_that_cannot_be_written_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    bench = Bench(tmp_path / "file" / "cache")  # below a file no folder can be made, whoever tries
+    report = bench.run()
+    assert bench.evaluate(greedy=True, num_tasks=20) == report.greedy_success >= 0.95
+    assert re.search(
+        r"not kept for the next run \(.*\); this run goes on.*\n?.*warm_start\.cache_dir", bench.said.getvalue()
+    )
+
+
 def test_every_task_is_shown_once_before_any_is_shown_twice() -> None:
     shown = [c[1].content for c in demonstrations(ColourEnv(), 40, bad_frac=0.0, seed=1)]
     assert sorted(shown[:20]) == sorted(shown[20:]) == sorted(set(shown)) and shown[:20] != shown[20:]
