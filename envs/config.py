@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class EnvironmentConfig(BaseModel):
     """Which environment, and which of its tasks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: str
     """A Gymnasium id (`quintain/Calculator-v0`), or `path/to/file.py:ClassName` or `module:ClassName`."""

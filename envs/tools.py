@@ -60,7 +60,7 @@ class Tool:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any]) -> Tool:
-        """Raises EnvironmentDefinitionError, saying what to write, where the function cannot be described to a model."""
+        """Raises EnvironmentDefinitionError, saying what to write, for a function that a model cannot be told of."""
         name = function.__name__
         docstring = inspect.getdoc(function) or ""
         if not summary_of(docstring):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from quintain.agents.config import EngineConfig, RolloutConfig
 from quintain.envs.config import EnvironmentConfig
@@ -16,11 +18,13 @@ from quintain.trainer.config import (
     WarmStartConfig,
 )
 
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
 
 class ScratchModelConfig(BaseModel):
     """A tiny Qwen3-style model and its byte-level BPE tokenizer, made on the spot from the environment's own texts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     vocab_size: int = Field(default=449, ge=300)
     """Most entries of the tokenizer; digits are always single tokens."""
@@ -36,7 +40,7 @@ class ScratchModelConfig(BaseModel):
 class ModelConfig(BaseModel):
     """The policy's model: a Hugging Face folder or hub name, or a tiny one from scratch."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     path: str | None = None
     """Folder (relative to the recipe) or hub name of a causal LM with its tokenizer; None = `scratch`."""
@@ -46,10 +50,10 @@ class ModelConfig(BaseModel):
 class RecipeConfig(BaseModel):
     """One run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
-    """Names the run folder and the Aim experiment."""
+    """Names the run folder and the Aim experiment: 1 to 100 letters, digits, `.`, `_` or `-`, not starting with `.`."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     environment: EnvironmentConfig
     model: ModelConfig = ModelConfig()
@@ -62,6 +66,16 @@ class RecipeConfig(BaseModel):
     evaluation: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            shown = repr(name if len(name) <= 100 else f"{name[:100]}...")
+            raise ValueError(
+                f"name = {shown}: it names a folder; use 1 to 100 letters, digits, '.', '_' or '-' (not '.' first)"
+            )
+        return name
 
     @model_validator(mode="after")
     def _check_sizes(self) -> RecipeConfig:

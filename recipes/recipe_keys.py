@@ -161,7 +161,10 @@ def value_problems(error: ValidationError, root: type[BaseModel]) -> list[str]:
             sentence = f"{path}: required, and not given; must be {allowed(field)}"
         else:
             quote = "; quote it to make it text" if item["type"] == "string_type" else ""
-            sentence = f"{path} = {show(item['input'])}: must be {allowed(field)}{quote}"
+            kind = allowed(field)
+            if item["type"] == "finite_number":
+                kind = kind.replace("a number", "a finite number", 1)
+            sentence = f"{path} = {show(item['input'])}: must be {kind}{quote}"
         if sentence not in problems:
             problems.append(sentence)
     return problems

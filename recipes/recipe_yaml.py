@@ -31,6 +31,11 @@ _SCALARS = (
 )
 
 
+MAX_DEPTH = 40
+MAX_VALUES = 100_000
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels, or an anchor that holds itself; a recipe needs neither"
+
+
 class RecipeYamlError(Exception):
     """The text is not acceptable YAML; the message has the line where one is known."""
 
@@ -106,20 +111,50 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 def parse_yaml(text: str, *, origin: str) -> Any:
     """The value that `text` stands for; `origin` names it in errors. Raises RecipeYamlError."""
-    loader = _Loader(text)
-    loader.origin, loader.has_lines = origin, "\n" in text
+    loader: _Loader | None = None
+    has_lines = "\n" in text
     try:
-        return loader.get_single_data()
+        loader = _Loader(text)
+        loader.origin, loader.has_lines = origin, has_lines
+        value = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark and loader.has_lines else ""
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark and has_lines else ""
         raise RecipeYamlError(f"{origin}{where}: not valid YAML: {error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        place = f", line {text.count(chr(10), 0, error.position) + 1}" if has_lines else ""
+        raise RecipeYamlError(
+            f"{origin}{place}: not valid YAML: the character U+{code:04X} may not stand in it"
+        ) from error
     except yaml.YAMLError as error:
         raise RecipeYamlError(f"{origin}: not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise RecipeYamlError(f"{origin}: {_TOO_DEEP}") from error
     except ValueError as error:
         raise RecipeYamlError(f"{origin}: not valid YAML: {error}") from error
+    except (LookupError, AttributeError, TypeError, ArithmeticError) as error:  # from PyYAML: `!!bool maybe`
+        raise RecipeYamlError(f"{origin}: not valid YAML: a value does not fit its `!!` tag ({error})") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
+    _check_size(value, origin)
+    return value
+
+
+def _check_size(value: Any, origin: str) -> None:
+    """Raises RecipeYamlError for data too deep or too large to be a recipe, as aliases make it out of a short text."""
+    pending, num_values = [(value, 0)], 0
+    while pending:
+        part, depth = pending.pop()
+        num_values += 1
+        if depth > MAX_DEPTH:
+            raise RecipeYamlError(f"{origin}: {_TOO_DEEP}")
+        if num_values > MAX_VALUES:
+            raise RecipeYamlError(f"{origin}: more than {MAX_VALUES} values, aliases written out; a recipe is smaller")
+        inner = [*part.keys(), *part.values()] if isinstance(part, dict) else part
+        if isinstance(inner, (list, tuple, set)):
+            pending.extend((item, depth + 1) for item in inner)
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:

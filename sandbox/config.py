@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class SandboxConfig(BaseModel):
     """Which boxes model-written commands run in, how many there are, and what they may use."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     type: Literal["auto", "docker", "local"] = "auto"
     """`auto`: Docker where an engine answers, else local *only* for environments with `needs_isolation = False`."""
@@ -26,7 +26,7 @@ class SandboxConfig(BaseModel):
     """Most processes and threads in a box."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU share of a box, in cores."""
-    exec_timeout_s: float = Field(default=10.0, gt=0)
+    exec_timeout_s: float = Field(default=10.0, gt=0, le=86400)
     """Default deadline of one command."""
     max_output_bytes: int = Field(default=64 * 1024, ge=1024)
     """Most bytes kept of stdout and of stderr, each; head and tail are kept, the middle is cut."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class AlgorithmConfig(BaseModel):
     """GRPO: advantages, loss and optimizer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tasks_per_step: int = Field(default=16, ge=1)
     """P: task draws (groups) that one batch holds."""
@@ -46,13 +46,13 @@ class AlgorithmConfig(BaseModel):
 class TrainerConfig(BaseModel):
     """How long, in which pieces, on how many threads."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: int = Field(default=30, ge=1)
     """Batches to train on (optimizer steps = steps x minibatches_per_step)."""
     micro_batch_tokens: int = Field(default=8192, ge=64)
     """Most tokens, padding included, of one forward pass. Changes speed and memory, never the loss (C01)."""
-    num_threads: int | None = Field(default=None, ge=1)
+    num_threads: int | None = Field(default=None, ge=1, le=1024)
     """torch threads; None = the cores this process may use."""
     max_staleness: Literal[0] = 0
     """Synchronous: every token is sampled by the version that is trained next."""
@@ -61,7 +61,7 @@ class TrainerConfig(BaseModel):
 class EvalConfig(BaseModel):
     """Evaluation on held-out tasks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     every_steps: int = Field(default=10, ge=0)
     """Evaluate every N steps, besides before the first and after the last; 0 = only those."""
@@ -70,7 +70,7 @@ class EvalConfig(BaseModel):
 
 
 class CheckpointConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     every_steps: int = Field(default=10, ge=0)
     """Save every N steps, and after the last; 0 = only after the last (and on Ctrl-C)."""
@@ -81,7 +81,7 @@ class CheckpointConfig(BaseModel):
 class TrackingConfig(BaseModel):
     """What goes to Aim. JSONL in the run folder is always written and is the source of truth."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     aim: bool = True
     experiment: str | None = None
@@ -96,7 +96,7 @@ class TrackingConfig(BaseModel):
 class WarmStartConfig(BaseModel):
     """Supervised warm-up of a randomly initialised model on the environment's demonstrations."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = False
     target_success: float = Field(default=0.95, gt=0, le=1)

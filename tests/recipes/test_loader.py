@@ -132,11 +132,25 @@ def test_what_is_no_whole_number_is_refused_where_one_is_due(recipe, written: st
         ("model.path=3", "model.path = 3: must be text, or null; quote it to make it text"),
         ("tracking.aim=maybe", "tracking.aim = 'maybe': must be true or false"),
         ("sandbox.cpus=true", "sandbox.cpus = true: must be a number > 0"),
+        ("algorithm.learning_rate=.inf", "algorithm.learning_rate = inf: must be a finite number > 0"),
+        ("algorithm.truncated_reward=.nan", "algorithm.truncated_reward = nan: must be a finite number"),
+        ("sandbox.cpus=.inf", "sandbox.cpus = inf: must be a finite number > 0"),
+        ("sandbox.exec_timeout_s=1e6", "sandbox.exec_timeout_s = 1000000.0: must be a number > 0 and <= 86400"),
+        (
+            "trainer.num_threads=100000",
+            "trainer.num_threads = 100000: must be a whole number >= 1 and <= 1024, or null",
+        ),
         ("environment.num_train_tasks=0", "environment.num_train_tasks = 0: must be a whole number >= 1, or null"),
     ],
 )
 def test_a_wrong_value_is_answered_with_key_value_and_what_is_allowed(recipe, override: str, problem: str):
     assert problems(recipe(), override) == (problem,)
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "[x]", ".hidden", "''", "a b", "x" * 101, '"a\\n"'])
+def test_a_name_that_cannot_name_a_folder_is_refused(recipe, name: str):
+    (problem,) = problems(recipe(), f"name={name}" if name != "[x]" else "name='[x]'")
+    assert problem.startswith("name = ") and "letters, digits" in problem
 
 
 def test_what_is_missing_is_named(tmp_path: Path):
@@ -301,6 +315,19 @@ def test_a_variable_alone_may_be_a_number_and_an_empty_one_is_empty_text(recipe)
         ("trainer: [\n", "not valid YAML"),
         ("seed: !!python/object:os.system {}\n", "not valid YAML"),
         ("---\nname: two\n", "not valid YAML"),
+        ("seed: 1\x07\n", "line 4: not valid YAML: the character U+0007 may not stand in it"),
+        (f"model: {'[' * 3000}{']' * 3000}\n", "nested deeper than"),
+        (f"model: {'[' * 60}{']' * 60}\n", "nested deeper than"),
+        ("model: &a [*a, *a]\n", "an anchor that holds itself"),
+        ("model: &a {path: *a}\n", "an anchor that holds itself"),
+        ("seed: !!bool maybe\n", "does not fit its `!!` tag"),
+        ("seed: !!timestamp maybe\n", "does not fit its `!!` tag"),
+        ("seed: !!float ''\n", "does not fit its `!!` tag"),
+        ("seed: !!int maybe\n", "not valid YAML"),
+        (
+            "".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}' if i else '1'] * 9)}]\n" for i in range(9)),
+            "more than 100000",
+        ),
     ],
 )
 def test_what_is_no_good_yaml_is_refused_with_its_place(recipe, text: str, told: str):
