@@ -118,9 +118,13 @@ class ChatRenderer:
 
     def parse(self, token_ids: Sequence[int], finish_reason: FinishReason, *, call_id_prefix: str) -> ParsedReply:
         """The reply as a message; decoded over its whole span, so that characters of several tokens stay whole."""
-        del finish_reason
-        ids = token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids
-        return parse_reply(self.decode(ids), call_id_prefix=call_id_prefix, reasoning_open=self._opens_reasoning)
+        ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
+        return parse_reply(
+            self.decode(token_ids[:-1] if ended else token_ids),
+            call_id_prefix=call_id_prefix,
+            reasoning_open=self._opens_reasoning,
+            cut=finish_reason != "stop" and not ended,
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a span, control tokens written out."""
@@ -249,6 +253,24 @@ class ChatRenderer:
         text = f"A  b\n{{}} é 😀 {json.dumps(call.arguments)}"
         if (back := self.decode(self.encode_plain(text))) != text:
             raise TemplateError(f"the tokenizer does not give back what it encoded: {text!r} became {back!r}")
+        self._check_pieces()
+
+    def _check_pieces(self) -> None:
+        """Prompts are encoded piece by piece; that must give the template's text, or what it gives when encoded whole.
+
+        (Whole: some control tokens swallow the white space beside them, wherever they are encoded.)
+        """
+        conversation = (_USER, Message(role="assistant", content="x"), _USER)
+        frame, values = self._template.frame(conversation, (), generation=True)
+        text, back = fill(frame, values), self.decode(self._encode_frame(frame, values))
+        if back in (text, self.decode(self._piece(text))):
+            return
+        at = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
+        raise TemplateError(
+            f"the tokenizer changes the conversation where its pieces meet (one that puts a space before every text, "
+            f"say): the template writes {text[max(0, at - 20) : at + 20]!r}, the prompt's tokens say "
+            f"{back[max(0, at - 20) : at + 20]!r}; use a tokenizer without a prefix space"
+        )
 
 
 def _without_added_tokens(backend: Tokenizer) -> Tokenizer:

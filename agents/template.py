@@ -187,6 +187,6 @@ def _arguments(arguments: str, *, as_text: bool) -> Mapping[str, Any] | str:
         return arguments
     try:
         parsed = json.loads(arguments, strict=False)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # ValueError: also a number of more digits than Python reads
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toy_chat import (
     CHATML,
     DROPS_REASONING,
@@ -15,6 +18,7 @@ from toy_chat import (
     roll,
     tokenizer,
 )
+from transformers import PreTrainedTokenizerFast
 
 from quintain.agents.config import RolloutConfig
 from quintain.agents.outcome import Outcome, StopReason
@@ -151,3 +155,20 @@ def test_a_tokenizer_without_a_template_is_refused():
     fast.chat_template = None
     with pytest.raises(TemplateError, match="chat_template"):
         ChatRenderer(fast)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_a_tokenizer_that_puts_a_space_before_every_piece_is_refused(scheme: Any):
+    """A06: the tokens of a prompt must say what the template writes, to the space."""
+    vocab = [("<unk>", 0.0), *((char, -3.0) for char in sorted({*map(chr, range(32, 127)), "\n", "▁", "é", "😀"}))]
+    words = Tokenizer(models.Unigram(vocab, unk_id=0))
+    words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)  # type: ignore[assignment]
+    words.decoder = decoders.Metaspace(prepend_scheme=scheme)  # type: ignore[assignment]
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=CHATML, eos_token="<|im_end|>")
+    fast.add_tokens(["<|im_start|>"])
+    if scheme == "never":
+        chat = ChatRenderer(fast)
+        assert chat.decode(chat.prompt_ids([Message(role="user", content="x")], ())).startswith("<|im_start|>user\nx<")
+    else:
+        with pytest.raises(TemplateError, match="prefix space"):
+            ChatRenderer(fast)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_chat import assistant, call_text, renderer
+from toy_chat import assistant, call_text, renderer, roll
 
 from quintain.agents.tool_calls import parse_reply
-from quintain.envs import Message
+from quintain.envs import Message, ToolCall
 
 
-def parse(text: str, *, reasoning_open: bool = False):
-    return parse_reply(text, call_id_prefix="call_0_", reasoning_open=reasoning_open)
+def parse(text: str, *, reasoning_open: bool = False, cut: bool = False):
+    return parse_reply(text, call_id_prefix="call_0_", reasoning_open=reasoning_open, cut=cut)
 
 
 @pytest.mark.parametrize("text", ["if (x) { y", "a } b", 'say "}" {', "\\", "[{", "line\nbreak\ttab"])
@@ -130,22 +131,69 @@ def test_text_that_is_not_ascii_stays_as_it_was_written():
 
 
 @pytest.mark.parametrize("cut", ['{"name": "rm", "argum', '{"name": "rm", "arguments": {}}', "", '{"a": "</tool_'])
-def test_a_call_without_an_end_is_never_a_call(cut: str):
+def test_a_call_that_a_limit_cut_is_never_a_call(cut: str):
     """B10"""
-    reply = parse(f"{call_text('ok')}\n<tool_call>{cut}")
+    reply = parse(f"{call_text('ok')}\n<tool_call>{cut}", cut=True)
     assert [c.name for c in reply.message.tool_calls] == ["ok"]
     assert reply.unterminated and reply.events == {"unterminated_call": 1}
     assert reply.message.content.endswith(cut)
 
 
+@pytest.mark.parametrize(
+    ("tail", "name"),
+    [('{"name": "f"}', "f"), ('{"name": "f", "argum', "f"), ("", ""), ('{"name": "f"}<tool_call>', "f")],
+)
+def test_a_call_without_an_end_in_a_reply_that_the_model_ended_is_malformed(tail: str, name: str):
+    """B10: and its arguments are never valid JSON, so no tool can run with them."""
+    reply = parse(f"so {call_text('ok')}\n<tool_call>{tail}")
+    _, call = reply.message.tool_calls
+    assert (call.name, call.arguments) == (name, f"<tool_call>{tail}")
+    assert reply.message.content == "so" and reply.num_malformed == 1
+    assert not reply.unterminated and reply.events == {"unterminated_call": 1}
+
+
+def test_a_number_of_too_many_digits_is_malformed_and_does_not_raise():
+    """B04"""
+    arguments = f'{{"a": {"7" * 5000}}}'
+    chat = renderer()
+    reply = chat.parse(chat.encode_reply(call_text("add", arguments)), "stop", call_id_prefix="c")
+    (call,) = reply.message.tool_calls
+    assert call.name == "add" and arguments in call.arguments and reply.num_malformed == 1
+    assert "7" * 5000 in chat.assistant_text(assistant("", ToolCall(id="c", name="add", arguments=arguments)))
+
+
+def test_raw_line_breaks_in_a_string_reach_the_tool():
+    """B09: the environment reads strict JSON; everything else stays as it was written."""
+    written = '{"text": "one\ntwo\t\\"é\\"",\n "n": 1.50}'
+    (call,) = parse(call_text("say", written)).message.tool_calls
+    assert call.arguments == '{"text": "one\\ntwo\\t\\"é\\"",\n "n": 1.50}'
+    (wrapped,) = parse(call_text("say", '"{\\"text\\": \\"one\\ntwo\\"}"')).message.tool_calls
+    assert json.loads(wrapped.arguments) == {"text": "one\ntwo"}
+    trajectory = roll([call_text("say", '{"text": "one\ntwo"}'), "done"])
+    assert [m.content for m in trajectory.messages if m.role == "tool"] == ["one\ntwo"]
+    assert trajectory.events == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<think>" + '<tool_call>{"a": "' * 4000 + "</tool_call>", '<tool_call>"</tool_call>" ' * 4000],
+    ids=["drafts", "hidden-marks"],
+)
+def test_the_time_to_parse_does_not_grow_with_the_square_of_the_text(text: str):
+    started = time.process_time()
+    parse(text)
+    assert time.process_time() - started < 1.5
+
+
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "a", "arguments": {}}', '"', "{", "}", "é\n"]
 
 
-@given(st.lists(st.sampled_from(MARKS), max_size=12).map("".join), st.booleans())
-def test_no_text_makes_the_parser_raise_or_run_an_unclosed_call(text: str, reasoning_open: bool):
+@given(st.lists(st.sampled_from(MARKS), max_size=12).map("".join), st.booleans(), st.booleans())
+def test_no_text_makes_the_parser_raise_or_run_an_unclosed_call(text: str, reasoning_open: bool, cut: bool):
     """B02, B10"""
-    reply = parse(text, reasoning_open=reasoning_open)
-    assert len(reply.message.tool_calls) <= text.count("</tool_call>")
+    reply = parse(text, reasoning_open=reasoning_open, cut=cut)
+    whole = [c for c in reply.message.tool_calls if not c.arguments.startswith("<tool_call>")]
+    assert len(whole) <= text.count("</tool_call>")
     assert reply.text == text
 
 
