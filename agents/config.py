@@ -33,6 +33,10 @@ class RolloutConfig(BaseModel):
     """Most tokens of one tool result; head and tail are kept around a marker."""
     max_format_errors: int = Field(default=3, ge=1)
     """A trajectory ends (stop reason `format`) at this many malformed calls."""
+    unjudged_reward: float = Field(default=0.0, allow_inf_nan=False)
+    """Reward of a trajectory that was ended before the environment judged it (stop reasons `length`, `max_tokens`,
+    `format`, `deadline`). It should be at most the environment's worst reward: where answers can score below it, the
+    policy is rewarded for never finishing."""
     deadline_s: float = Field(default=120.0, gt=0)
     """One absolute deadline a trajectory: generation, tools and reward together."""
     max_concurrent: int = Field(default=128, ge=1)

@@ -11,9 +11,11 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     """The environment ended it: train."""
     POLICY = "policy"
-    """The policy broke the rules (format errors exhausted, say): train with the reward it got."""
+    """The policy broke the rules (format errors exhausted, say): train with the reward it got, or with
+    `RolloutConfig.unjudged_reward` where the environment has judged nothing."""
     TRUNCATED = "truncated"
-    """A limit of turns, tokens, context or time was reached: train, counted; a setting masks or penalises."""
+    """A limit of turns, tokens, context or time was reached: train, counted; a setting masks or penalises. The limit of
+    turns is the environment's, which judges; at the others the reward is `RolloutConfig.unjudged_reward`."""
     ENVIRONMENT = "environment"
     """The environment's own code raised: leaves loss and baseline, retried."""
     INFRASTRUCTURE = "infrastructure"

@@ -41,6 +41,9 @@ _LOG = logging.getLogger(__name__)
 FORMAT_EVENTS = ("invalid_json", "invalid_arguments", "unknown_tool")
 """What the environment counts for calls it refuses; with unterminated calls, the format errors."""
 
+UNJUDGED = (StopReason.LENGTH, StopReason.MAX_TOKENS, StopReason.FORMAT, StopReason.DEADLINE)
+"""Ends that are ours and not the environment's: `RolloutConfig.unjudged_reward` where it gave no reward terms."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSetup:
@@ -176,6 +179,9 @@ class _Rollout:
     def trajectory(self, end: _End) -> Trajectory:
         """All that happened."""
         has_reward = end.outcome.is_trainable
+        reward = self._reward
+        if end.stop_reason in UNJUDGED and not self._reward_terms:
+            reward += self._config.unjudged_reward
         return Trajectory(
             task_id=self._assignment.task.id,
             draw=self._assignment.draw,
@@ -185,7 +191,7 @@ class _Rollout:
             messages=tuple(self._messages),
             turns=tuple(self._turns),
             rows=tuple(row.build() for row in self._rows if len(row)),
-            reward=self._reward if has_reward else math.nan,
+            reward=reward if has_reward else math.nan,
             reward_terms=dict(self._reward_terms) if has_reward else {},
             success=self._success and has_reward,
             terminated=self._terminated,
@@ -207,7 +213,9 @@ class _Rollout:
         if isinstance(prompt_ids, _End):
             return prompt_ids
         self._history += self._new
-        room = self._config.max_trajectory_tokens - len(self._rows[-1]) - len(prompt_ids)
+        budget, context = self._config.max_trajectory_tokens, self._setup.policy.max_context_tokens
+        most = budget if context is None else min(budget, context)
+        room = most - len(self._rows[-1]) - len(prompt_ids)
         if room < 1:
             return _End(Outcome.TRUNCATED, StopReason.MAX_TOKENS)
         completion = await self._generate(prompt_ids, min(self._config.max_new_tokens, room))

@@ -73,7 +73,8 @@ class Trajectory:
     turns: tuple[Turn, ...]
     rows: tuple[TokenRow, ...]
     reward: float
-    """Sum of the weighted reward terms; NaN where no reward exists (outcome is a failure or cancelled)."""
+    """Sum of the weighted reward terms, or `RolloutConfig.unjudged_reward` where a limit came first; NaN where no
+    reward exists (outcome is a failure or cancelled)."""
     reward_terms: Mapping[str, float]
     success: bool
     terminated: bool

@@ -129,6 +129,37 @@ def test_a_trajectory_that_ends_exactly_at_the_limit_keeps_its_reward():
     assert trajectory.reward == 1.0 and len(trajectory.rows[0].token_ids) == limit
 
 
+def test_a_prompt_past_the_models_context_is_truncated_before_anything_is_sent():
+    """A17"""
+    policy = with_context([call_text(arguments='{"text": "' + "long " * 40 + '"}'), "done"], prompt_length() + 200)
+    trajectory = roll((), policy=policy, max_tool_tokens=256, max_trajectory_tokens=4096)
+    assert end_of(trajectory) == (Outcome.TRUNCATED, StopReason.MAX_TOKENS)
+    assert len(policy.requests) == 1 and len(trajectory.turns) == 1
+    assert end_of(roll((), policy=with_context(["done"], 8))) == (Outcome.TRUNCATED, StopReason.MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "reason"),
+    [
+        ([call_text()], {"max_new_tokens": 4}, StopReason.LENGTH),
+        ([call_text()], {"max_trajectory_tokens": 8}, StopReason.MAX_TOKENS),
+        ([call_text(arguments="{broken")], {"max_format_errors": 1}, StopReason.FORMAT),
+        ([call_text(), ScriptedReply(text="done", delay_s=math.inf)], {"deadline_s": 0.3}, StopReason.DEADLINE),
+    ],
+)
+def test_an_end_before_the_environment_judged_has_the_reward_that_the_recipe_says(
+    script: Any, limits: dict[str, Any], reason: StopReason
+):
+    trajectory = roll(script, unjudged_reward=-1.0, **limits)
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.reward_terms) == (reason, -1.0, {})
+    assert roll(script, **limits).reward == 0.0
+
+
+def test_what_the_environment_judged_keeps_its_reward():
+    assert roll([call_text()], env=lambda: limited(2), unjudged_reward=-1.0).reward == 0.0
+    assert roll(["wrong"], unjudged_reward=-1.0).reward == 0.0
+
+
 def test_malformed_calls_are_answered_and_the_trajectory_goes_on():
     """B04, B05"""
     broken, unknown = call_text(arguments='{"text": 1,}'), call_text("serch")
@@ -146,6 +177,15 @@ def test_endless_format_errors_end_the_trajectory_with_a_reason_of_their_own():
     assert end_of(trajectory) == (Outcome.POLICY, StopReason.FORMAT)
     assert len(trajectory.turns) == 3 and trajectory.reward == 0.0
     assert sum(turn.num_format_errors for turn in trajectory.turns) == 3
+
+
+def test_a_call_without_an_end_is_answered_with_an_error_and_is_no_final_answer():
+    """B10"""
+    trajectory = roll(['<tool_call>\n{"name": "say", "arguments": {"text": "x"}}', "done"])
+    assert end_of(trajectory) == (Outcome.COMPLETED, StopReason.TERMINATED) and len(trajectory.turns) == 2
+    (answer,) = (m.content for m in trajectory.messages if m.role == "tool")
+    assert "not valid JSON" in answer
+    assert [turn.num_format_errors for turn in trajectory.turns] == [1, 0]
 
 
 def test_several_calls_of_one_turn_run_in_order_and_those_past_the_limit_are_named():
