@@ -1,13 +1,16 @@
-"""Backend for any transformers causal language model: its own forward pass, left padding and its own cache.
+"""Backends for any transformers causal language model, through its own forward pass.
 
-Correct, not quick: nothing is kept between batches, and the prompts are padded to the longest. Models whose state is
-not made of keys and values (recurrent ones) depend on how well their own code handles left padding.
+`GenericBackend`: left padding and the model's own cache of keys and values. `RecomputingBackend`: for models that have
+no such cache, or whose state is recurrent and would take in the padding; rows of equal length run together, unpadded,
+and whole at every step.
+
+Correct, not quick: nothing is kept between batches.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +18,29 @@ from torch import Tensor
 
 from quintain.agents.completion import GenerateRequest
 
+# transformers renamed the argument and the output field within its major version 5.
+_CACHE_NAMES = frozenset({"cache", "past_key_values"})
+
+
+def has_cache(model: Any) -> bool:
+    """Whether the model's whole state is keys and values that its forward pass takes and gives back."""
+    layers = getattr(model.config, "layer_types", None) or ()
+    # `_is_stateful` is transformers' own mark of recurrent models; some hybrid ones only name their layers.
+    recurrent = getattr(model, "_is_stateful", False) or any(
+        kind == "linear_attention" or "attention" not in kind for kind in layers
+    )
+    return not recurrent and bool(_CACHE_NAMES & set(_parameters(model)))
+
 
 class GenericBackend:
     """Decoding through `model(...)`. Life: any number of begin, (step | keep)*, end."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        accepted = inspect.signature(model.forward).parameters
+        if not has_cache(model):
+            raise ValueError(f"{type(model).__name__} has no cache of keys and values: use RecomputingBackend")
+        accepted = _parameters(model)
         self._takes_positions = "position_ids" in accepted
-        # transformers renamed the argument and the output field within its major version 5.
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._mask_BT = torch.empty(0, dtype=torch.long)
         self._cache: Any = None
@@ -63,3 +80,49 @@ class GenericBackend:
         output = self._model(input_ids=ids, attention_mask=self._mask_BT, use_cache=True, **extra)
         self._cache = output[self._cache_name]
         return output.logits[:, -1]
+
+
+class RecomputingBackend:
+    """Decoding without a cache: each step runs every unfinished row from its start."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._extra = {"use_cache": False} if "use_cache" in _parameters(model) else {}
+        self._rows: list[list[int]] = []
+
+    def begin(self, requests: Sequence[GenerateRequest], *, retain: bool) -> Tensor:
+        del retain
+        self._rows = [list(request.prompt_ids) for request in requests]
+        return self._forward()
+
+    def step(self, tokens_B: Tensor, growing_B: Tensor) -> Tensor:
+        del growing_B
+        for row, token in zip(self._rows, tokens_B.tolist(), strict=True):
+            row.append(token)
+        return self._forward()
+
+    def keep(self, rows: Tensor) -> None:
+        self._rows = [self._rows[row] for row in rows.tolist()]
+
+    def end(self, fed_ids: Sequence[tuple[int, ...]]) -> None:
+        del fed_ids
+        self._rows = []
+
+    def forget(self) -> None:
+        self._rows = []
+
+    def _forward(self) -> Tensor:
+        device = self._model.get_input_embeddings().weight.device
+        by_length: dict[int, list[int]] = {}
+        for index, row in enumerate(self._rows):
+            by_length.setdefault(len(row), []).append(index)
+        logits_of_row: dict[int, Tensor] = {}
+        for members in by_length.values():
+            ids = torch.tensor([self._rows[index] for index in members], device=device)
+            last = self._model(input_ids=ids, **self._extra).logits[:, -1]
+            logits_of_row.update(zip(members, last, strict=True))
+        return torch.stack([logits_of_row[index] for index in range(len(self._rows))])
+
+
+def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters

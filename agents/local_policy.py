@@ -29,7 +29,7 @@ import torch
 
 from quintain.agents.completion import Completion, GenerateRequest, VersionSpan
 from quintain.agents.decoder import Backend, Decoded, decode
-from quintain.agents.decoder_generic import GenericBackend
+from quintain.agents.decoder_generic import GenericBackend, RecomputingBackend, has_cache
 from quintain.agents.decoder_llama import LlamaBackend
 from quintain.agents.policy import PolicyError
 
@@ -37,8 +37,10 @@ _Waiter = tuple[GenerateRequest, "asyncio.Future[Completion]"]
 
 
 def make_backend(model: Any) -> Backend:
-    """The quick backend where the architecture is known to it, else the generic one."""
-    return LlamaBackend(model) if LlamaBackend.supports(model) else GenericBackend(model)
+    """The quick backend where the architecture is known to it, else one over the model's own forward pass."""
+    if LlamaBackend.supports(model):
+        return LlamaBackend(model)
+    return GenericBackend(model) if has_cache(model) else RecomputingBackend(model)
 
 
 class LocalPolicy:

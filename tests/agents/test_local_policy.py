@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from quintain.agents.completion import Completion, GenerateRequest, RequestKey, SamplingParams
+from quintain.agents.decoder_generic import GenericBackend
 from quintain.agents.decoder_llama import LlamaBackend
 from quintain.agents.local_policy import LocalPolicy
 
@@ -37,6 +38,16 @@ def tiny_model(kind: str) -> Any:
             vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=96, initializer_range=0.3, bos_token_id=None
         )
         return transformers.GPT2LMHeadModel(config).eval()
+    if kind == "openai-gpt":
+        config = transformers.OpenAIGPTConfig(
+            vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=96, initializer_range=0.3
+        )
+        return transformers.OpenAIGPTLMHeadModel(config).eval()
+    if kind == "mamba":
+        config = transformers.MambaConfig(
+            vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.3
+        )
+        return transformers.MambaForCausalLM(config).eval()
     if kind == "llama-scaled":
         config = transformers.LlamaConfig(
             **SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
@@ -114,6 +125,17 @@ def test_every_log_prob_is_that_of_the_full_forward_pass_at_the_sampling_tempera
     completions = sample(policy, requests)
     assert max(gap(model, r.prompt_ids, c, temperature) for r, c in zip(requests, completions, strict=True)) < 5e-5
     assert len({len(c.token_ids) for c in completions}) > 3
+
+
+@pytest.mark.parametrize("kind", ["openai-gpt", "mamba"])
+def test_models_without_a_cache_of_keys_and_values_are_sampled_with_the_right_log_probs(kind: str) -> None:
+    """C09: rows of different lengths, no padding that a recurrent state would take in."""
+    model, prompts = tiny_model(kind), uneven_prompts(6)
+    requests = [request(p, member=i, max_new_tokens=3 + i) for i, p in enumerate(prompts)]
+    completions = sample(LocalPolicy(model), requests)
+    assert max(gap(model, r.prompt_ids, c, 1.0) for r, c in zip(requests, completions, strict=True)) < 5e-5
+    with pytest.raises(ValueError, match="no cache of keys and values"):
+        GenericBackend(model)
 
 
 def test_which_architectures_take_the_quick_path() -> None:
