@@ -19,12 +19,10 @@ INPUT_ERRORS = (
     "quintain.sandbox.base:SandboxUnavailable",
     "quintain.envs.errors:UnknownEnvironmentError",
     "quintain.envs.errors:EnvironmentArgumentsError",
+    "quintain.envs.errors:EnvironmentImportError",
     "quintain.envs.errors:NoTasksError",
     "quintain.agents.template:TemplateError",
     "quintain.trainer.tracking.tracker:TrackingError",
-    "quintain.envs.errors:UnknownEnvironmentError",
-    "quintain.envs.errors:NoTasksError",
-    "quintain.agents.template:TemplateError",
 )
 """Errors that say what the user has to change, as `module:class`: looked up among the loaded modules only, since an
 exception whose module was never imported cannot have been raised."""

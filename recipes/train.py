@@ -22,6 +22,7 @@ from quintain.recipes.config import RecipeConfig
 from quintain.recipes.hints import command_line
 from quintain.recipes.loader import LoadedRecipe, dump_config
 from quintain.recipes.resume import checkpoint_to_resume, find_run
+from quintain.recipes.run_lock import locked, make_run_folder
 from quintain.recipes.run_log import LoggedProgress, log_file
 from quintain.recipes.summary import Summary, summarise
 from quintain.trainer.checkpoint import Checkpoints, GoodCheckpoint
@@ -42,22 +43,20 @@ def train_recipe(loaded: LoadedRecipe, *, out: Path | None, resume: bool, progre
     whatever stops the run, after everything was closed and the last finished batch saved.
     """
     config = loaded.config
-    run_dir = find_run(loaded, out) if resume else new_run(config.name, out)
+    if resume:
+        run_dir = find_run(loaded, out)
+    else:
+        run_dir = out.resolve() if out else make_run_folder(config.name, time.strftime("%Y%m%d-%H%M%S"))
     resumed = checkpoint_to_resume(run_dir, loaded) if resume else None
     progress = LoggedProgress(progress)
-    with _run_folder(run_dir):
+    with _run_folder(run_dir, ours=out is None and not resume):
         (run_dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         status = StatusFile(run_dir, steps=config.trainer.steps)
-        with log_file(run_dir), _final_status(run_dir, status), ExitStack() as stack:
+        with log_file(run_dir), _final_status(run_dir, status), status.heartbeat(), ExitStack() as stack:
             progress.message(f"run folder: {run_dir}")
             if resume and resumed is None:
                 progress.message("it has no checkpoint yet: it starts again")
             return _run(loaded, run_dir, resumed, status, stack, progress)
-
-
-def new_run(name: str, out: Path | None) -> Path:
-    """`--out`, or `runs/<recipe>-<time>` below the working directory."""
-    return (out or Path("runs") / time.strftime(f"{name}-%Y%m%d-%H%M%S")).resolve()
 
 
 def _run(
@@ -165,22 +164,27 @@ def _open_trackers(loaded: LoadedRecipe, run_dir: Path, parts: Parts, kind: str,
 
 
 @contextmanager
-def _run_folder(run_dir: Path) -> Iterator[None]:
-    """The folder is there inside the block. What a refused run made (input error, no metrics yet) is removed again."""
+def _run_folder(run_dir: Path, *, ours: bool) -> Iterator[None]:
+    """The folder is there and locked inside the block; `ours`: it was made for this run.
+
+    What a refused run made (input error, no metrics yet) is removed again.
+    """
     files = [run_dir / name for name in ("config.yaml", "status.json", "logs/run.log", ".lock")]
     folders = [run_dir / "logs", run_dir / "checkpoints", run_dir, *run_dir.parents]
     made_files, made_folders = ([path for path in paths if not path.exists()] for paths in (files, folders))
+    made_folders += [run_dir] if ours else []
     run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except Exception as error:
-        if is_input_error(error) and not (run_dir / "metrics.jsonl").exists():
-            for file in made_files:
-                file.unlink(missing_ok=True)
-            for folder in made_folders:
-                with suppress(OSError):  # not empty: someone else's file is in it
-                    folder.rmdir()
-        raise
+    with locked(run_dir):
+        try:
+            yield
+        except Exception as error:
+            if is_input_error(error) and not (run_dir / "metrics.jsonl").exists():
+                for file in made_files:
+                    file.unlink(missing_ok=True)
+                for folder in made_folders:
+                    with suppress(OSError):  # not empty: someone else's file is in it
+                        folder.rmdir()
+            raise
 
 
 @contextmanager

@@ -264,3 +264,22 @@ def test_no_box_is_left_after_a_kill_and_the_next_start(recipe: Path, tmp_path: 
     result = train(recipe, run, *arguments[:2], "trainer.steps=2", "--resume")
     assert result.returncode == 0, result.stderr
     assert not client.containers(all=True, filters=labelled)
+
+
+def test_a_run_that_is_going_on_is_not_touched_by_a_second_start(recipe: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(recipe, run, "tracking.aim=false", "trainer.steps=5000"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(run, 2, process)
+    for extra in ((), ("--resume",)):
+        result = train(recipe, run, "tracking.aim=false", "trainer.steps=5000", *extra)
+        assert result.returncode == 2, result.stderr
+    assert f"process {process.pid} is training in it" in result.stderr
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    steps = [row["step"] for row in read_metrics(run) if "train/loss" in row]
+    assert steps == list(range(1, len(steps) + 1))
+    assert not (run / "superseded").exists()
