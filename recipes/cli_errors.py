@@ -20,6 +20,7 @@ INPUT_ERRORS = (
     "quintain.envs.errors:UnknownEnvironmentError",
     "quintain.envs.errors:EnvironmentArgumentsError",
     "quintain.envs.errors:EnvironmentImportError",
+    "quintain.envs.errors:EnvironmentDefinitionError",
     "quintain.envs.errors:NoTasksError",
     "quintain.agents.template:TemplateError",
     "quintain.trainer.tracking.tracker:TrackingError",
