@@ -25,9 +25,11 @@ import subprocess
 import sys
 import time
 
+from quintain.sandbox.agent_canary import Canary
 from quintain.sandbox.agent_cleaning import empty_folder, remove_ipc, writable_mounts
 from quintain.sandbox.agent_frames import FILE_CHUNK_BYTES, receive, send
-from quintain.sandbox.agent_processes import OOM_NORMAL, OOM_PREFERRED, Processes, become_agent, own_condition
+from quintain.sandbox.agent_lease import Lease
+from quintain.sandbox.agent_processes import OOM_NORMAL, OOM_PREFERRED, Processes, become_agent
 
 PIPE_CHUNK_BYTES = 2**16
 MAX_LEFT_OPEN = 32
@@ -77,7 +79,7 @@ class Box:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self.selector.register(wake_read, selectors.EVENT_READ, drain)
-        self.condition = own_condition()
+        self.canary = Canary(self.processes, self.folders)
 
     def discard(self, source):
         """Drop the output of what an ended command left running, which SIGPIPE would kill else."""
@@ -251,9 +253,7 @@ class Box:
                 problems.append(f"{folder}: {error}")
         if self.processes.private:
             problems += remove_ipc()
-        if own_condition() != self.condition:  # a same-uid process may change limits and priority of PID 1
-            problems.append("limits or priority of the agent were changed")
-        return {"problems": problems}, b""
+        return {"problems": problems + self.canary.problems()}, b""
 
 
 def drain(fd):
@@ -271,7 +271,7 @@ def open_regular(path, flags, mode=0o600):
     raise OSError(code, os.strerror(code) if stat.S_ISDIR(kind) else "not a regular file", path)
 
 
-def serve(box, fd_in, fd_out):
+def serve(box, fd_in, fd_out, lease):
     box.selector.register(fd_in, selectors.EVENT_READ, None)
     while True:
         keys = [key for key, _ in box.selector.select()]
@@ -285,12 +285,14 @@ def serve(box, fd_in, fd_out):
         if request is None:
             return
         header, body = request
+        lease.renew(header.get("timeout_s", 0.0))
         try:
             answer, data = getattr(box, "op_" + header["op"])(header, body)
         except (OSError, ValueError) as error:
             message = getattr(error, "strerror", None) or str(error)
             answer, data = {"error": {"errno": getattr(error, "errno", None), "message": message}}, b""
         send(fd_out, dict(answer, id=header["id"]), data)
+        lease.renew()
 
 
 def main():
@@ -302,8 +304,14 @@ def main():
     os.dup2(null, 0)
     os.dup2(null, 1)
     box = Box(dict(options, private=private), oom_file)
+
+    def expire():
+        if private:
+            os._exit(0)  # takes the box with it
+        raise HungUp
+
     try:
-        serve(box, fd_in, fd_out)
+        serve(box, fd_in, fd_out, Lease(options.get("lease_s"), expire))
     except (BrokenPipeError, HungUp):
         pass
     finally:

@@ -66,13 +66,13 @@ def remove_ipc():
 
 
 def writable_mounts():
-    """Mount points of storage that this user may write to."""
+    """Mount points of storage that this user may write to; never the root, which holds what the box runs on."""
     found = []
     with open("/proc/self/mounts") as file:
         for line in file:
             _, path, kind, flags = line.split()[:4]
             path = path.encode().decode("unicode_escape")
-            if kind in NOT_STORAGE or "rw" not in flags.split(",") or not os.path.isdir(path):
+            if path == "/" or kind in NOT_STORAGE or "rw" not in flags.split(",") or not os.path.isdir(path):
                 continue
             if os.access(path, os.W_OK | os.X_OK):
                 found.append(path)

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintain.sandbox import agent, agent_cleaning, agent_frames, agent_processes
+from quintain.sandbox import agent, agent_canary, agent_cleaning, agent_frames, agent_lease, agent_processes
 from quintain.sandbox.base import ExecResult, SandboxDied
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.config import SandboxConfig
@@ -21,7 +21,7 @@ GRACE_S = 10.0
 RESET_TIMEOUT_S = 15.0
 
 
-AGENT_MODULES = (agent_frames, agent_processes, agent_cleaning, agent)
+AGENT_MODULES = (agent_frames, agent_processes, agent_cleaning, agent_canary, agent_lease, agent)
 """The agent's modules, each after those that it imports."""
 BOOTSTRAP = """
 import sys, types
@@ -124,6 +124,10 @@ class AgentSandbox:
             chunk = data[offset : offset + agent_frames.FILE_CHUNK_BYTES]
             answer, _ = await self._request(header, chunk, timeout_s=self.config.exec_timeout_s + GRACE_S)
             _raise_file_error(answer, path)
+
+    async def renew(self) -> None:
+        """Tell the box that its owner lives. Raises SandboxError."""
+        await self._request({"op": "ping"}, timeout_s=GRACE_S)
 
     async def reset(self) -> None:
         """As `Sandbox.reset`; a box that can't be cleaned counts as dead."""
