@@ -11,7 +11,17 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintain.sandbox import agent, agent_canary, agent_cleaning, agent_frames, agent_lease, agent_processes
+from quintain.sandbox import (
+    agent,
+    agent_canary,
+    agent_cleaning,
+    agent_exec,
+    agent_files,
+    agent_frames,
+    agent_lease,
+    agent_output,
+    agent_processes,
+)
 from quintain.sandbox.base import ExecResult, SandboxDied
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.config import SandboxConfig
@@ -21,7 +31,17 @@ GRACE_S = 10.0
 RESET_TIMEOUT_S = 15.0
 
 
-AGENT_MODULES = (agent_frames, agent_processes, agent_cleaning, agent_canary, agent_lease, agent)
+AGENT_MODULES = (
+    agent_frames,
+    agent_processes,
+    agent_cleaning,
+    agent_canary,
+    agent_lease,
+    agent_output,
+    agent_files,
+    agent_exec,
+    agent,
+)
 """The agent's modules, each after those that it imports."""
 BOOTSTRAP = """
 import sys, types
