@@ -10,7 +10,9 @@ before start, or the first bytes are lost.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from quintain.sandbox.base import SandboxError
@@ -83,7 +85,9 @@ class Attachment(asyncio.Protocol):
             self._transport.abort()
 
 
-async def attach(url: str, api_version: str, container: str) -> Attachment:
+async def attach(
+    url: str, api_version: str, container: str, *, tls: Callable[[], ssl.SSLContext | None] = lambda: None
+) -> Attachment:
     """Attach to a created container. Raises SandboxError."""
     loop = asyncio.get_running_loop()
     parts = urlsplit(url)
@@ -93,7 +97,7 @@ async def attach(url: str, api_version: str, container: str) -> Attachment:
                 _, attachment = await loop.create_unix_connection(Attachment, parts.path)
             else:
                 _, attachment = await loop.create_connection(
-                    Attachment, parts.hostname or "localhost", parts.port or 2375
+                    Attachment, parts.hostname or "localhost", parts.port or 2375, ssl=tls()
                 )
             path = f"/v{api_version}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
             head = f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
