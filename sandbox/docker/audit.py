@@ -25,12 +25,16 @@ OWN_VARIABLES = {"HOME", "LANG", "PATH", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "
 SYSTEM_MOUNTS = re.compile(r"/(proc|sys|dev/pts|dev/mqueue)(/.*)?$|/dev(/console)?$")
 ENGINE_FILES = {"/etc/resolv.conf", "/etc/hostname", "/etc/hosts"}
 NETWORK_PROBE = """
-import socket
-for name, address in (("metadata", ("169.254.169.254", 80)), ("outside", ("192.0.2.1", 80))):
+import socket, struct, sys
+addresses = [("metadata", "169.254.169.254"), ("outside", "192.0.2.1")]
+with open("/proc/net/route") as file:
+    gateways = [line.split()[2] for line in file.readlines()[1:] if line.split()[1] == "00000000"]
+addresses += [("gateway", socket.inet_ntoa(struct.pack("=I", int(gateway, 16)))) for gateway in gateways]
+for name, address in addresses:
     probe = socket.socket()
     probe.settimeout(1)
     try:
-        probe.connect(address)
+        probe.connect((address, 80))
         print(name, "reached")
     except ConnectionRefusedError:
         print(name, "reached")
@@ -178,11 +182,13 @@ def _network(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
     if config.network == "none":
         others = [name for name in names if name != "lo"]
         yield _row("interfaces", bool(names) and not others, "lo", " ".join(names) or "not told")
-    yield _row("routes", not outward, "no default route", ", ".join(outward) or f"{len(ipv4)} routes, none outward")
-    for name in ("metadata", "outside"):
-        found = probe.get(name) or ("no route (no python3 to try with)" if not outward else "not tried")
-        words = {"metadata": "metadata address", "outside": "an address outside"}[name]
-        yield _row(words, found != "reached" and not (outward and found == "not tried"), "unreachable", found)
+        yield _row("routes", not outward, "no way outward", ", ".join(outward) or f"{len(ipv4)} routes, none outward")
+    words = {"metadata": "metadata address", "outside": "an address outside", "gateway": "the machine"}
+    for name, word in words.items():
+        if name == "gateway" and not outward:
+            continue
+        found = probe.get(name) or ("not tried" if outward else "no route (no python3 to try with)")
+        yield _row(word, found not in ("reached", "not tried"), "unreachable", found)
 
 
 def _limits(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:

@@ -217,6 +217,10 @@ def host_options(config: SandboxConfig, *, network: str | None = None) -> dict[s
         "init": False,  # the agent must be PID 1 itself, whatever the daemon's default
         "auto_remove": True,
     }
+    if network is not None:
+        # Old engines ask their own name servers even for internal networks, which lets data out in names; a name server
+        # of the box's own loopback, where there is none, stops that.
+        options["dns"] = ["127.0.0.1"]
     if hardened:
         options["cap_drop"] = ["ALL"]
     if config.runtime is not None:

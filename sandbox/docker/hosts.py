@@ -30,6 +30,8 @@ from quintain.sandbox.docker.reaper import reap
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 THREADS = (4, 32)
+NO_WAY_TO_THE_MACHINE = {"com.docker.network.bridge.inhibit_ipv4": "true"}
+"""`internal` alone leaves the machine an address on the network, with every service that listens there."""
 log = logging.getLogger("quintain.sandbox")
 
 
@@ -64,7 +66,12 @@ class Host:
         try:
             with engine_errors(f"make the network {name}"):
                 self.engine.client().create_network(
-                    name, driver="bridge", internal=True, labels=self.labels, check_duplicate=True
+                    name,
+                    driver="bridge",
+                    internal=True,
+                    options=NO_WAY_TO_THE_MACHINE,
+                    labels=self.labels,
+                    check_duplicate=True,
                 )
         except EngineError as error:
             if "address pool" in str(error):
