@@ -5,9 +5,9 @@ It and its parts (`agent_*`) use the standard library of Python >= 3.8 only, and
 
     request = {"id", "op": ping | exec | read | write | list | sweep | reset, ...} + body (stdin of exec, data of write)
     answer  = {"id", ...} or {"id", "error": {...}} + body (output of exec, data of read)
-    again   = {"id", "op": "again", "mark"}: whoever lost the stream asks for the answer to request `id` again. Answered by
-              the mark's bytes (so that the start of the answer is found in what is left of an older one), then the
-              answer, or {"id", "missing": true} where that request never came.
+    again   = {"id", "op": "again", "mark"}: whoever lost the stream asks for the answer to request `id` once more.
+              Answered by the mark's bytes (so that the start of the answer is found in what is left of an older one),
+              then the answer, or {"id", "missing": true} where that request never came.
 
 Invariants: output is bounded while it is read; a child that keeps stdout open does not delay the answer; what has run
 past its deadline is dead, with everything else in the box, before the answer leaves, or is named in it as `left`; no

@@ -89,10 +89,16 @@ class SpillFolder:
         self.number += 1
 
     def create(self, name):
-        """A new file: never one that a job put there."""
-        os.makedirs(self.path, 0o700, exist_ok=True)
+        """A new file: never one that a job put there, nor in a place that a job's link leads to."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, 0o700)
         path = self.path_of(name)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(os.path.basename(path), flags, 0o600, dir_fd=folder)
+        finally:
+            os.close(folder)
         self.names.append(path)
         while len(self.names) > MAX_SPILL_FILES:
             with contextlib.suppress(OSError):

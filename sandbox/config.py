@@ -76,6 +76,8 @@ class SandboxConfig(BaseModel):
     """Default deadline of one command."""
     max_output_bytes: int = Field(default=64 * 1024, ge=1024)
     """Most bytes kept of stdout and of stderr, each; head and tail are kept, the middle is cut."""
+    max_spill_bytes: int = Field(default=2 * 2**20, ge=0)
+    """Most bytes of a cut stream that are put into a file in the box, from its start; 0 = no such files."""
     acquire_timeout_s: float = Field(default=120.0, gt=0)
     """How long a trajectory waits for a free box before it ends as an infrastructure outcome."""
 
