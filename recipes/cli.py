@@ -13,13 +13,14 @@ from pathlib import Path
 
 import click
 
+from quintain.recipes.cli_sandbox import sandbox
+
 ENVIRONMENT_DEFAULTS = {
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads of two OpenMP libraries would spin against each other
     "GOMP_SPINCOUNT": "0",
     "TOKENIZERS_PARALLELISM": "false",  # the tokenizer is called from many threads, never on long lists
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # of transformers too; phases have bars of their own
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would break ours
 }
 """Read by native libraries when they load, so set before the first heavy import; what the user set wins."""
 
@@ -201,6 +202,9 @@ def env_check(env_id: str, sandbox_type: str) -> None:
 
     if not check_environment(env_id, sandbox_type=sandbox_type):
         raise click.exceptions.Exit(1)
+
+
+cli.add_command(sandbox)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -122,7 +122,8 @@ def test_an_engine_killed_at_any_moment_leaves_nothing_after_the_next_start(own_
         before = set(left(client))
         own_engine.kill()
         own_engine.start()
-        assert wait_until(lambda: not any(name.startswith("/") for name in before & set(left(client))), 30)
+        boxes_before = {name for name in before if name.startswith("/")}
+        assert wait_until(lambda boxes=boxes_before: not boxes & set(left(client)), 30)
         owner.send_signal(signal.SIGTERM)
         owner.kill()
         owner.wait()
