@@ -41,6 +41,10 @@ OPTIONS = {
 }
 
 
+class ProgramMissing(SandboxUnavailable):
+    """The image has no program that could be PID 1."""
+
+
 class BoxWatcher(Protocol):
     """Whoever keeps count of boxes and of what their engine does."""
 
@@ -61,6 +65,8 @@ class DockerSandbox(AgentSandbox):
     """One container. Example: ``DockerSandbox(config, engine=engine, image="python:3.12-slim", labels={})``"""
 
     kind = "docker"
+    python_missing = False
+    """The image has no python3, so that PID 1 is a shell (see `exec_box`)."""
 
     def __init__(
         self,
@@ -108,14 +114,49 @@ class DockerSandbox(AgentSandbox):
             await asyncio.shield(self._creation)
             engine = self._engine
             tls = engine.address.ssl_context
-            attachment = self._attachment = await attach(engine.url, engine.api_version, self.id, tls=tls)
+            attachment = self._attachment = await attach(
+                engine.url, engine.api_version, self.id, tls=tls, with_output=not self.python_missing
+            )
             await self._engine.call("start a box", lambda client: client.start(self.id))
         except EngineError as error:
             raise self._explained(error) from error
-        self._channel = Channel(attachment.reader, attachment.write, box=self.id, last_words=attachment.last_words)
+        self._channel = self._channel_over(attachment)
         await self._request({"op": "ping"}, timeout_s=START_TIMEOUT_S)
         if self._watcher is not None:
             await self._watcher.box_started(self)
+
+    def _channel_over(self, attachment: Attachment) -> Channel:
+        return Channel(
+            attachment.reader,
+            attachment.write,
+            box=self.id,
+            last_words=attachment.last_words,
+            reopen=self._attach_again,
+        )
+
+    async def _attach_again(self) -> Attachment | None:
+        """Another stream to a box that outlived its first one; None where it did not."""
+        if not self._created or self._attachment is None:
+            return None
+        self._attachment.close()
+        engine = self._engine
+        try:
+            state = await engine.call("look at a box", lambda client: client.inspect_container(self.id)["State"])
+            if not state["Running"]:
+                return None
+            self._attachment = await attach(engine.url, engine.api_version, self.id, tls=engine.address.ssl_context)
+        except SandboxError:
+            return None
+        return self._attachment
+
+    def _first_process(self) -> list[str]:
+        """What PID 1 is."""
+        return agent_command("python3", json.dumps({**OPTIONS, "lease_s": self.config.lease_s}))
+
+    @property
+    def reusable(self) -> bool:
+        """Whether `reset` can prove that the box is clean."""
+        return self.config.profile == "hardened"
 
     async def reset(self) -> None:
         """As `Sandbox.reset`. The root of a relaxed box is writable, so it never counts as clean."""
@@ -150,7 +191,7 @@ class DockerSandbox(AgentSandbox):
             await self.stop()
 
     def _create(self, client: docker.APIClient) -> None:
-        command = agent_command("python3", json.dumps({**OPTIONS, "lease_s": self.config.lease_s}))
+        command = self._first_process()
         client.create_container(
             self._image,
             entrypoint=command[:1],
@@ -162,6 +203,10 @@ class DockerSandbox(AgentSandbox):
             environment={"HOME": WORK, "LANG": "C.UTF-8"},
             hostname="box",
             stdin_open=True,
+            # Detached: its stdin stays open when the stream breaks. On this machine a stream only breaks because an end
+            # of it is gone, and then the box shall go at once; over a network it may be opened anew, and the lease ends
+            # the box of a dead owner.
+            detach=not self._engine.address.given.startswith("unix://") and not self.python_missing,
             healthcheck={"test": ["NONE"]},  # an image's own check would start processes in the box
             use_config_proxy=False,  # else the user's proxy settings, with passwords, become its environment
             host_config=client.create_host_config(**host_options(self.config, network=self._network)),
@@ -172,7 +217,8 @@ class DockerSandbox(AgentSandbox):
         if error.status == 404 and "image" in text.lower():
             return SandboxUnavailable(f"{text}. Build or pull the image {self._image}, or unset sandbox.image.")
         if "executable file not found" in text or "no such file or directory" in text:
-            return SandboxUnavailable(f"image {self._image} has no python3, which every box needs; add it. ({text})")
+            what = "no python3 and no /bin/sh" if self.python_missing else "no python3"
+            return ProgramMissing(f"image {self._image} has {what}, one of which every box needs; add it. ({text})")
         return error
 
 

@@ -22,6 +22,7 @@ from quintain.sandbox.docker.address import Address, default_address
 from quintain.sandbox.docker.audit import audit_box, failures
 from quintain.sandbox.docker.box import DockerSandbox
 from quintain.sandbox.docker.engine import Engine, EngineError, EngineMissing, engine_errors
+from quintain.sandbox.docker.exec_box import ExecBox
 from quintain.sandbox.docker.image import Image, ensure_image
 from quintain.sandbox.docker.owner import LEASE_S, NETWORK, POOL, labels_of_this_process, owner_is_dead
 from quintain.sandbox.docker.preflight import check_engine
@@ -47,7 +48,9 @@ class Host:
         self.network: str | None = None
         self.boxes: set[DockerSandbox] = set()
         self.audit: list[dict[str, Any]] | None = None
-        """Rows of the first box's audit; None before it."""
+        """Rows of the first audit that found nothing wrong; None before it."""
+        self.audit_rows: list[dict[str, Any]] = []
+        """Rows of the last audit, whatever it found."""
         self.down_until = 0.0
         self._num_failures = 0
 
@@ -85,7 +88,7 @@ class Host:
     def make_box(self) -> DockerSandbox:
         """A box that is not started yet."""
         assert self.image is not None
-        box = DockerSandbox(
+        box = ExecBox(
             self.config,
             engine=self.engine,
             image=self.image.reference,
@@ -101,9 +104,7 @@ class Host:
         self._num_failures, self.down_until = 0, 0.0
         if self.audit is None:
             assert self.image is not None
-            rows = await audit_box(box, self.config, image_env=self.image.env)
-            if self.config.profile == "hardened":
-                await box.reset()
+            rows = self.audit_rows = await audit_box(box, self.config, image_env=self.image.env)
             found = failures(rows)
             if found:
                 raise SandboxUnavailable(
@@ -111,6 +112,8 @@ class Host:
                     + "; ".join(f"{row['name']}: expected {row['expected']}, found {row['found']}" for row in found)
                     + ". `quintain sandbox audit` shows everything."
                 )
+            if box.reusable:  # only now: a reset empties whatever is writable, of the machine's too if it is mounted
+                await box.reset()
             self.audit = rows
 
     def box_failed(self, error: SandboxError) -> None:
