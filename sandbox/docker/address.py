@@ -48,9 +48,10 @@ class Address:
         self.tls = Path(tls).expanduser() if tls else None
         self._folder: str | None = None
         self._tunnel: subprocess.Popen[bytes] | None = None
-        for name in ("ca.pem", "cert.pem", "key.pem") if self.tls else ():
-            if not (self.tls / name).is_file():  # pyright: ignore[reportOptionalOperand]
-                raise SandboxUnavailable(f"{url}: the TLS folder {self.tls} has no {name}")
+        if self.tls is not None:
+            for name in ("ca.pem", "cert.pem", "key.pem"):
+                if not (self.tls / name).is_file():
+                    raise SandboxUnavailable(f"{url}: the TLS folder {self.tls} has no {name}")
 
     def open(self) -> None:
         """Forward the socket, where ssh is to. Raises SandboxUnavailable."""

@@ -37,7 +37,7 @@ def bench(
     fleet = Fleet.open(config, owner="bench")
     try:
         say(f"{NUM_CHANNEL} commands over the channel, {NUM_DOCKER_EXEC} by docker exec")
-        report = background_loop().run(_commands(fleet))
+        report: dict[str, Any] = dict(background_loop().run(_commands(fleet)))
         say(f"{NUM_COLD} cold starts")
         report.update(background_loop().run(_cold_starts(fleet)))
         say(f"{NUM_POOL_HITS} pool hits")

@@ -1,8 +1,9 @@
 """Images without a registry: from a Dockerfile, a root file system (folder or tar), or this machine's own packages.
 
 An image is named after its content (`quintain-image:<hash>`), so building the same again finds it and does nothing.
-What counts: paths, kinds, modes, link targets and bytes of all that is sent, the way it is used, and the ids of the images
-that a Dockerfile starts from. Times and the order of a folder's entries do not count, nor do owners beside a Dockerfile.
+What counts: paths, kinds, modes, link targets and bytes of all that is sent, the way it is used, and the ids of the
+images that a Dockerfile starts from. Times and the order of a folder's entries do not count, nor do owners beside a
+Dockerfile.
 """
 
 from __future__ import annotations
