@@ -43,7 +43,7 @@ while :; do
   jobs
 done >/dev/null 2>&1
 """
-"""A child's end interrupts `read` (and sets `hit`, unlike the end of the stream), and `jobs` reaps. It never forks, so a
+"""A child's end interrupts `read` (and sets `hit`, unlike the end of the stream), and `jobs` reaps. It never forks: a
 full process table is no trouble to it."""
 KILL_ALL = ["/bin/sh", "-c", "kill -9 -1"]
 SWEEP_TRIES, SWEEP_PAUSE_S = 4, 0.05
