@@ -88,7 +88,8 @@ class Box:
         return agent_files.read(path, request["offset"], request["length"], request.get("follow", True))
 
     def op_write(self, request, body):
-        agent_files.write(os.path.join(self.work, request["path"]), body.all(), request["offset"], request["mode"])
+        path = os.path.join(self.work, request["path"])
+        agent_files.write(path, body.all(), request["offset"], request["mode"], request["last"])
         return {}, b""
 
     def op_list(self, request, body):

@@ -1,6 +1,7 @@
 """The agent's file operations: read, write, list. What the kernel refuses leaves here as the OSError that it gave.
 
-Only regular files are opened, since a FIFO or a device could block the agent for ever. Standard library only,
+Only regular files are opened, since a FIFO or a device could block the agent for ever. A file whose mode gives a right to
+nobody is refused to root too, so that a relaxed box answers as a hardened one does. Standard library only,
 Python >= 3.8: a part of the agent (see `agent`).
 """
 
@@ -26,21 +27,22 @@ def read(path, offset, length, follow=True):
         os.close(fd)
 
 
-def write(path, data, offset, mode):
-    """One chunk of a file; the first one makes the parents, sets the mode and cuts what was there."""
+def write(path, data, offset, mode, last):
+    """One chunk of a file; the first one makes the parents and cuts what was there, the last one sets the mode."""
     first = offset == 0
     if first:
         with contextlib.suppress(FileExistsError):  # a file in the way: opening says so
             os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = open_regular(path, os.O_WRONLY | (os.O_CREAT if first else 0), mode)
+    fd = open_regular(path, os.O_WRONLY | (os.O_CREAT if first else 0))
     try:
         if first:
             os.ftruncate(fd, 0)
-            os.fchmod(fd, mode)
         rest = memoryview(data)
         while rest:
             written = os.pwrite(fd, rest, offset)
             rest, offset = rest[written:], offset + written
+        if last:
+            os.fchmod(fd, mode)
     finally:
         os.close(fd)
 
@@ -61,8 +63,13 @@ def list_folder(path, limit):
     return found
 
 
-def open_regular(path, flags, mode=0o600):
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+def open_regular(path, flags):
+    if os.geteuid() == 0:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            mode, right = os.stat(path).st_mode, 0o222 if flags & os.O_WRONLY else 0o444
+            if stat.S_ISREG(mode) and not mode & right:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
         return fd

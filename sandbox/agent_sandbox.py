@@ -150,8 +150,9 @@ class AgentSandbox:
         """As `Sandbox.write_file`."""
         content = data.encode("utf-8") if isinstance(data, str) else data
         for offset in range(0, max(len(content), 1), agent_frames.FILE_CHUNK_BYTES):
-            header = {"op": "write", "path": path, "offset": offset, "mode": mode}
             chunk = content[offset : offset + agent_frames.FILE_CHUNK_BYTES]
+            last = offset + len(chunk) == len(content)
+            header = {"op": "write", "path": path, "offset": offset, "mode": mode, "last": last}
             answer, _ = await self._request(header, chunk, timeout_s=self.config.exec_timeout_s + GRACE_S)
             _raise_file_error(answer, path)
 
