@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quintain.sandbox.agent_sandbox import AgentSandbox
 
 AUDIT_TIMEOUT_S = 20.0
+FIRST_PROCESS = "first process"
 DEFAULT_CAPABILITIES = 0xA80425FB
 """The set that Docker gives to root unasked; a relaxed box may have these and no other."""
 OWN_VARIABLES = {"HOME", "LANG", "PATH", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_"}
@@ -86,7 +87,7 @@ async def audit_box(box: AgentSandbox, config: SandboxConfig, *, image_env: Sequ
         raise SandboxError(f"the audit of box {box.id} did not end: {result.stderr[-400:] or result.stdout[-400:]}")
     probe = await box.exec(["python3", "-I", "-S", "-c", NETWORK_PROBE], timeout_s=AUDIT_TIMEOUT_S)
     facts["probe"] = probe.stdout if probe.exit_code == 0 else ""
-    return judge(facts, config, image_env=image_env)
+    return judge(facts, config, image_env=image_env, has_agent=not getattr(box, "python_missing", False))
 
 
 def failures(rows: Sequence[Row]) -> list[Row]:
@@ -94,14 +95,16 @@ def failures(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row["ok"]]
 
 
-def judge(facts: Mapping[str, str], config: SandboxConfig, *, image_env: Sequence[str] = ()) -> list[Row]:
+def judge(
+    facts: Mapping[str, str], config: SandboxConfig, *, image_env: Sequence[str] = (), has_agent: bool = True
+) -> list[Row]:
     """Compare what was seen inside with what the config promises."""
     return [
         *_identity(facts, config),
         *_mounts(facts, config),
         *_network(facts, config),
         *_limits(facts, config),
-        *_surroundings(facts, image_env),
+        *_surroundings(facts, image_env, has_agent=has_agent),
     ]
 
 
@@ -150,6 +153,7 @@ def _mounts(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
         yield _row("root", "ro" in flags.get("/", []), "read-only", ",".join(flags.get("/", ["not told"])))
         yield _row("writable places", not written, "none outside the tmpfs folders", " ".join(written) or "none")
     sizes = folder_sizes(config)
+    must = set() if config.runtime == "runsc" else {"nosuid", "nodev"}  # gVisor shows neither; its guests gain by none
     strange = []
     for fields in mounts:
         path, kind = fields[4], fields[fields.index("-") + 1]
@@ -164,9 +168,9 @@ def _mounts(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
         options = fields[5].split(",") + fields[-1].split(",") if fields else []
         told = re.search(r"size=(\d+)([kmg]?)", ",".join(options))
         bytes_ = int(told[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[told[2]] if told else None
-        bounded = config.runtime == "runsc" or (bytes_ is not None and bytes_ <= size + 4096)
-        right = bool(fields) and bounded and {"nosuid", "nodev"} <= set(options)
-        yield _row(folder, right, f"tmpfs, at most {size} bytes, nosuid, nodev", ",".join(options) or "no mount")
+        right = bool(fields) and bytes_ is not None and bytes_ <= size + 4096 and must <= set(options)
+        expected = ", ".join(["tmpfs", f"at most {size} bytes", *sorted(must)])
+        yield _row(folder, right, expected, ",".join(options) or "no mount")
     if config.noexec:
         ran = facts.get("ran", "").split()
         yield _row("programs in writable folders", not ran, "none runs", " ".join(ran) or "none runs")
@@ -213,7 +217,7 @@ def _limits(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
         yield _row(name, right or (gvisor and found is None), f"at most {most}", found[2] if found else "not told")
 
 
-def _surroundings(facts: Mapping[str, str], image_env: Sequence[str]) -> Iterator[Row]:
+def _surroundings(facts: Mapping[str, str], image_env: Sequence[str], *, has_agent: bool) -> Iterator[Row]:
     allowed = OWN_VARIABLES | {pair.partition("=")[0] for pair in image_env}
     names = re.findall(r"^(\w+)=", facts.get("environment", ""), re.MULTILINE)
     foreign = sorted(set(names) - allowed)
@@ -222,7 +226,9 @@ def _surroundings(facts: Mapping[str, str], image_env: Sequence[str]) -> Iterato
     yield _row("engine's socket", not sockets, "none", sockets or "none")
     yield _row("disks", not disks, "none", disks or "none")
     first, opened = facts.get("first", "").strip("\0\n "), facts.get("opened", "")
-    if first.startswith("quintain-agent"):
-        yield _row("first process", not opened, "memory and files shut", opened.replace("\n", " ") or "shut")
+    if has_agent:
+        yield _row(
+            FIRST_PROCESS, bool(first) and not opened, "memory and files shut", " ".join(opened.split()) or "shut"
+        )
     else:
-        yield _row("first process", True, "the engine vouches for exit codes", first.split("\0")[0] or "not told")
+        yield _row(FIRST_PROCESS, True, "the engine vouches for exit codes", first.split("\0")[0] or "not told")

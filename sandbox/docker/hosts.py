@@ -19,7 +19,7 @@ from typing import Any
 from quintain.sandbox.base import SandboxError, SandboxUnavailable
 from quintain.sandbox.config import SandboxConfig
 from quintain.sandbox.docker.address import Address, default_address
-from quintain.sandbox.docker.audit import audit_box, failures
+from quintain.sandbox.docker.audit import FIRST_PROCESS, audit_box, failures
 from quintain.sandbox.docker.box import DockerSandbox
 from quintain.sandbox.docker.engine import Engine, EngineError, EngineMissing, engine_errors
 from quintain.sandbox.docker.exec_box import ExecBox
@@ -51,6 +51,8 @@ class Host:
         """Rows of the first audit that found nothing wrong; None before it."""
         self.audit_rows: list[dict[str, Any]] = []
         """Rows of the last audit, whatever it found."""
+        self.agent_open = False
+        """The runtime lets a job open the agent's memory or files, so that commands go through the engine's exec."""
         self.down_until = 0.0
         self._num_failures = 0
 
@@ -96,6 +98,7 @@ class Host:
             network=self.network,
             watcher=self,
         )
+        box.python_missing = box.python_missing or self.agent_open
         self.boxes.add(box)
         return box
 
@@ -106,6 +109,14 @@ class Host:
             assert self.image is not None
             rows = self.audit_rows = await audit_box(box, self.config, image_env=self.image.env)
             found = failures(rows)
+            if [row["name"] for row in found] == [FIRST_PROCESS] and not box.python_missing:
+                self.agent_open = True
+                log.warning(
+                    "the runtime %s does not shut the agent to jobs: commands go through the engine's exec, and every "
+                    "box is used once",
+                    self.config.runtime or "of the engine",
+                )
+                raise SandboxError(f"box {box.id} is replaced by one whose first process is a shell")
             if found:
                 raise SandboxUnavailable(
                     f"a box of the engine at {self.engine.address.given} does not protect what it should: "

@@ -8,6 +8,7 @@
 # The private one has its own socket, data, exec root, pid file and cgroup parent, and never touches another dockerd.
 # Several side by side: QUINTAIN_TEST_ENGINE_PRIVATE=1 (use no engine that answers already) and, for each, its own
 # QUINTAIN_TEST_ENGINE_ROOT (data) and QUINTAIN_TEST_ENGINE_RUN (socket, pid file); `purge` is `stop` and no data left.
+# QUINTAIN_TEST_ENGINE_OPTIONS: more options for dockerd (`--config-file F` for other runtimes, say).
 set -euo pipefail
 ROOT=${QUINTAIN_TEST_ENGINE_ROOT:-/var/lib/quintain-test}
 RUN=${QUINTAIN_TEST_ENGINE_RUN:-/run/quintain-test} # keep short: a unix socket path holds 107 bytes
@@ -95,6 +96,7 @@ launch() {
     --storage-driver overlay2 --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent "$CGROUP" \
     --bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
     --log-opt max-size=1m --log-opt max-file=1 --shutdown-timeout 3 --log-level warn \
+    ${QUINTAIN_TEST_ENGINE_OPTIONS:-} \
     </dev/null >>"$LOG" 2>&1 9>&- &
   pid=$!
   for ((i = 0; i < 600; i++)); do
@@ -165,5 +167,5 @@ env)
   if given_answers; then
     if [ -n "$GIVEN" ]; then echo "export DOCKER_HOST=$GIVEN"; else echo "export DOCKER_HOST=unix:///var/run/docker.sock"; fi
   else echo "export DOCKER_HOST=unix://$SOCK"; fi ;;
-*) sed -n '2,10p' "$0" >&2; exit 2 ;;
+*) sed -n '2,11p' "$0" >&2; exit 2 ;;
 esac
