@@ -114,7 +114,11 @@ class Address:
         if self.tls is not None:
             pair = (str(self.tls / "cert.pem"), str(self.tls / "key.pem"))
             tls = docker.tls.TLSConfig(client_cert=pair, ca_cert=str(self.tls / "ca.pem"), verify=True)
-        return docker.APIClient(self.url, version=version, timeout=int(timeout_s), tls=tls or False)
+        client = docker.APIClient(self.url, version=version, timeout=int(timeout_s), tls=tls or False)
+        # Proxies and certificates that the environment names are for the web: REQUESTS_CA_BUNDLE would take the place
+        # of the engine's own authority.
+        client.trust_env = False
+        return client
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """For a stream of our own; None where the address has no TLS."""

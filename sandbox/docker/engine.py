@@ -22,6 +22,7 @@ from quintain.sandbox.base import SandboxError, SandboxUnavailable
 from quintain.sandbox.docker.address import Address, default_address
 
 T = TypeVar("T")
+OLDEST_API = "1.40"
 PING_TIMEOUT_S = 1
 CALL_TIMEOUT_S = 60
 IMAGE_TIMEOUT_S = 600
@@ -76,8 +77,8 @@ class Engine:
         def ask() -> None:
             try:
                 with engine_errors("tell its version"):
-                    client = address.client(timeout_s=PING_TIMEOUT_S, version="auto")
-                    answer.append(client.api_version)
+                    client = address.client(timeout_s=PING_TIMEOUT_S, version=OLDEST_API)
+                    answer.append(client.version(api_version=False)["ApiVersion"])
             except SandboxError as error:
                 answer.append(error)
 

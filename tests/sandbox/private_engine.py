@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).parent.parent / "testbed" / "engine.sh"
 class PrivateEngine:
     """`start`, `kill`, `start` again, …, `purge`. Example: ``PrivateEngine("a")``"""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, options: str = "") -> None:
+        """`options`: more of them for dockerd."""
         self.run = Path(f"/run/quintain-test-{name}-{os.getpid()}")
         self.url = f"unix://{self.run}/docker.sock"
         self._environment = {
@@ -22,6 +23,7 @@ class PrivateEngine:
             "QUINTAIN_TEST_ENGINE_PRIVATE": "1",
             "QUINTAIN_TEST_ENGINE_ROOT": f"/var/lib/quintain-test-{name}-{os.getpid()}",
             "QUINTAIN_TEST_ENGINE_RUN": str(self.run),
+            "QUINTAIN_TEST_ENGINE_OPTIONS": options,
         }
 
     def _script(self, command: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import docker
 import pytest
@@ -13,6 +16,9 @@ from pydantic import ValidationError
 
 from quintain.sandbox import SandboxDied, SandboxError, SandboxUnavailable, open_pool
 from quintain.sandbox.config import HostConfig, SandboxConfig
+from quintain.sandbox.docker.address import Address
+from quintain.sandbox.docker.build import build
+from quintain.sandbox.docker.engine import Engine
 
 LABEL = "quintain.pid"
 
@@ -135,6 +141,42 @@ def test_an_only_engine_that_dies_ends_every_box_and_is_used_again_when_it_is_ba
 def test_an_address_that_is_none_is_refused_when_the_recipe_is_read(url: str):
     with pytest.raises(ValidationError, match="no address of a Docker engine"):
         HostConfig(url=url)
+
+
+def make_certificates(folder: Path) -> None:
+    """`ca.pem`, and `cert.pem` and `key.pem` that serve for both ends, for 127.0.0.1."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=tests", "-days", "2")
+    openssl("req", *key, "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=both")
+    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions", "-days", "2")
+    openssl("x509", "-req", "-in", "request.pem", "-out", "cert.pem", *signing)
+
+
+@pytest.mark.docker
+def test_boxes_work_over_tls_and_not_without_the_key(engine_url: str, tmp_path: Path):
+    make_certificates(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    files = f"--tlscacert {tmp_path}/ca.pem --tlscert {tmp_path}/cert.pem --tlskey {tmp_path}/key.pem"
+    private = PrivateEngine("t", options=f"-H tcp://127.0.0.1:{port} --tlsverify {files}")
+    try:
+        private.start()
+        image = build(Engine.connect(Address(private.url)), None).image.reference
+        host = HostConfig(url=f"tcp://127.0.0.1:{port}", tls=str(tmp_path))
+        settings = SandboxConfig(type="docker", hosts=(host,), image=image, pool_size=2)
+        with open_pool(settings, needs_isolation=True, owner="tls") as pool, pool.lease() as box:
+            assert box.exec("cat", stdin=b"x" * 2**20).stdout_bytes == 2**20
+        assert not names(private.url)
+        bare = settings.model_copy(update={"hosts": (HostConfig(url=host.url),)})
+        with pytest.raises(SandboxUnavailable, match="no Docker engine answers"):
+            open_pool(bare, needs_isolation=True, owner="tls")
+    finally:
+        private.purge()
 
 
 def test_a_tls_folder_without_its_files_is_named(tmp_path):
