@@ -31,7 +31,7 @@ from quintain.sandbox.agent_exec import Commands
 from quintain.sandbox.agent_frames import receive, send, write_all
 from quintain.sandbox.agent_lease import Lease
 from quintain.sandbox.agent_output import PIPE_CHUNK_BYTES
-from quintain.sandbox.agent_processes import Processes, become_agent
+from quintain.sandbox.agent_processes import Processes, become_agent, own_condition
 
 
 class HungUp(Exception):
@@ -64,6 +64,7 @@ class Box:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self.selector.register(wake_read, selectors.EVENT_READ, drain)
+        self.condition = own_condition()
         self.canary = Canary(self.processes, self.folders)
 
     def pump(self, timeout_s):
@@ -81,7 +82,10 @@ class Box:
         return {"python": sys.version.split()[0], "pid": os.getpid(), "oom_kills": self.commands.oom_kills.count()}, b""
 
     def op_exec(self, request, body):
-        return self.commands.run(request, body)
+        answer, output = self.commands.run(request, body)
+        if self.processes.private and own_condition() != self.condition:  # a same-uid process may change PID 1's
+            answer["left"].append("limits, priority or CPUs of the agent were changed")
+        return answer, output
 
     def op_read(self, request, body):
         path = os.path.join(self.work, request["path"])

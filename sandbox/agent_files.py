@@ -1,7 +1,7 @@
 """The agent's file operations: read, write, list. What the kernel refuses leaves here as the OSError that it gave.
 
-Only regular files are opened, since a FIFO or a device could block the agent for ever. A file whose mode gives a right to
-nobody is refused to root too, so that a relaxed box answers as a hardened one does. Standard library only,
+Only regular files are opened, since a FIFO or a device could block the agent for ever. A file whose mode gives a right
+to nobody is refused to root too, so that a relaxed box answers as a hardened one does. Standard library only,
 Python >= 3.8: a part of the agent (see `agent`).
 """
 

@@ -85,7 +85,9 @@ class AgentSandbox:
         """Remove the box. Idempotent."""
         raise NotImplementedError
 
-    async def _request(self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> tuple[dict, bytes]:
+    async def _request(
+        self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float
+    ) -> tuple[dict, bytearray]:
         if self._channel is None:
             raise SandboxDied(f"box {self.id} is not running: start it first")
         return await self._channel.request(header, body, timeout_s=timeout_s)
@@ -115,7 +117,7 @@ class AgentSandbox:
         }
         answer, body = await self._request(header, stdin, timeout_s=deadline_s + GRACE_S)
         if answer["left"]:
-            self.give_up(f"processes outlived a deadline: {answer['left'][:10]}")
+            self.give_up(f"what a command left can't be undone (processes, or a changed agent): {answer['left'][:10]}")
         return exec_result(answer, body, self.config.max_output_bytes)
 
     def give_up(self, reason: str) -> None:
@@ -135,7 +137,9 @@ class AgentSandbox:
             if len(chunk) < wanted:
                 return bytes(data)
 
-    async def _read_chunk(self, path: str, offset: int, length: int, *, follow: bool = True) -> tuple[int, bytes]:
+    async def _read_chunk(
+        self, path: str, offset: int, length: int, *, follow: bool = True
+    ) -> tuple[int, bytes | bytearray]:
         """The file's size, and a chunk of it."""
         header = {"op": "read", "path": path, "offset": offset, "length": length, "follow": follow}
         answer, chunk = await self._request(header, timeout_s=self.config.exec_timeout_s + GRACE_S)
@@ -176,11 +180,13 @@ class AgentSandbox:
             return await self.list_folder(folder, max_entries=max_files)
 
         async def read_chunks(file: str) -> AsyncIterator[bytes]:
-            offset, chunk = 0, b"-"
-            while chunk:
+            offset = 0
+            while True:
                 _, chunk = await self._read_chunk(file, offset, agent_frames.FILE_CHUNK_BYTES, follow=False)
+                if not chunk:
+                    return
                 offset += len(chunk)
-                yield chunk
+                yield bytes(chunk)
 
         await list_folder(path)
         copy = CopyTarget(target, max_bytes=max_bytes, max_files=max_files)

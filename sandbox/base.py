@@ -36,10 +36,6 @@ class ExecResult:
     """Bytes the command wrote to stdout, cut ones included (0 <= n)."""
     stderr_bytes: int = 0
     """Bytes the command wrote to stderr, cut ones included (0 <= n)."""
-    raw_stdout: bytes = field(default=b"", repr=False)
-    """What was kept of stdout as it was written; where it was cut, head and tail with nothing between them."""
-    raw_stderr: bytes = field(default=b"", repr=False)
-    """As `raw_stdout`."""
     stdout_file: str | None = None
     """Path in the box of a file that holds stdout from its start, where it was cut; None where it was not, or where no
     file could be written. The cut's notice names it; it is there until a few later commands have been cut too."""
@@ -51,7 +47,28 @@ class ExecResult:
     """The kernel killed a process of the box for memory while the command ran (by the box's own cgroup; never known of
     a local box, which has none). The command itself may have survived it: its exit code says."""
     box_lost: bool = False
-    """The box could not be cleaned after the deadline: later calls raise SandboxDied, and the pool replaces it."""
+    """The box can't be used on: a process outlived the deadline, or the command changed PID 1's limits, priority or
+    CPUs. Later calls raise SandboxDied, and the pool replaces the box."""
+    notices: tuple[tuple[int, int] | None, tuple[int, int] | None] = field(default=(None, None), repr=False)
+    """Where the notice of a cut is in `stdout` and `stderr`, in characters; None where nothing was cut."""
+    lossy: tuple[bytes | None, bytes | None] = field(default=(None, None), repr=False)
+    """What was kept of stdout and stderr, where that was no UTF-8; None where the text says it all."""
+
+    @property
+    def raw_stdout(self) -> bytes:
+        """What was kept of stdout as it was written; where it was cut, head and tail with nothing between them."""
+        return _raw(self.stdout, self.notices[0], self.lossy[0])
+
+    @property
+    def raw_stderr(self) -> bytes:
+        """As `raw_stdout`."""
+        return _raw(self.stderr, self.notices[1], self.lossy[1])
+
+
+def _raw(text: str, notice: tuple[int, int] | None, lossy: bytes | None) -> bytes:
+    if lossy is not None:
+        return lossy
+    return text.encode() if notice is None else text[: notice[0]].encode() + text[notice[1] :].encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from quintain.sandbox.agent_frames import FRAME, MAX_BODY_BYTES, pack, unpack_sizes
 from quintain.sandbox.base import SandboxDied, SandboxTimeout
 
+PIECE_BYTES = 2**18
+
 
 class StreamEnded(SandboxDied):
     """The stream ended; the agent may live on."""
@@ -56,7 +58,9 @@ class Channel:
         self.num_reopened = 0
         """How often its stream ended and another one took its place."""
 
-    async def request(self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> tuple[dict, bytes]:
+    async def request(
+        self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float
+    ) -> tuple[dict, bytearray]:
         """Send one request and wait for its answer: header and body.
 
         Where the stream ends, it is opened anew once: a request that the agent has got is not sent again, so a command
@@ -84,7 +88,7 @@ class Channel:
                 self.broken = f"no answer to {op} in {timeout_s:.1f} s"
                 raise SandboxTimeout(f"box {self._box}: {self.broken}") from None
 
-    async def _attempt(self, frame: bytes, op: str, mark: bytes = b"") -> tuple[dict, bytes]:
+    async def _attempt(self, frame: bytes, op: str, mark: bytes = b"") -> tuple[dict, bytearray]:
         """Write a frame and wait for the answer that follows `mark`. Raises SandboxDied."""
         try:
             self._write(frame)
@@ -100,7 +104,7 @@ class Channel:
         self.broken = None
         return answer
 
-    async def _attempt_again(self, frame: bytes, op: str, lost: StreamEnded) -> tuple[dict, bytes]:
+    async def _attempt_again(self, frame: bytes, op: str, lost: StreamEnded) -> tuple[dict, bytearray]:
         """Over a new stream, get the answer to a request that may be under way, answered, or never have come."""
         stream = await self._reopen() if self._reopen is not None else None
         if stream is None:
@@ -123,10 +127,16 @@ class Channel:
             except asyncio.LimitOverrunError as error:
                 await self._reader.readexactly(error.consumed)
 
-    async def _answer(self) -> tuple[dict, bytes]:
+    async def _answer(self) -> tuple[dict, bytearray]:
         header_bytes, body_bytes = unpack_sizes(await self._reader.readexactly(FRAME.size))
         header = json.loads(await self._reader.readexactly(header_bytes))
-        body = await self._reader.readexactly(body_bytes)
+        body, filled = bytearray(body_bytes), 0  # piece by piece: a large answer is in memory once, not twice
+        while filled < body_bytes:
+            piece = await self._reader.read(min(body_bytes - filled, PIECE_BYTES))
+            if not piece:
+                raise asyncio.IncompleteReadError(b"", body_bytes)
+            body[filled : filled + len(piece)] = piece
+            filled += len(piece)
         if header.pop("id", None) != self._number:
             raise ValueError(f"answer to another request than {self._number}")
         return header, body

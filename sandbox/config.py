@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-
 HEADROOM_BYTES = 24 * 2**20
 """Memory that a box keeps beside its full writable folders: the agent and a small command."""
 

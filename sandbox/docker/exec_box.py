@@ -106,10 +106,10 @@ class ExecBox(DockerSandbox):
             command, stdin=stdin, cwd=cwd, env=env, user=user, timeout_s=deadline_s, limit=self.config.max_output_bytes
         )
         if answer["left"]:
-            await self._kill(f"processes outlived a deadline: {answer['left'][:10]}")
+            await self._kill(f"what a command left can't be undone: {answer['left'][:10]}")
         else:
             answer["oom_killed"] = await self._num_oom_kills() > killed_before
-        return exec_result(answer, body, self.config.max_output_bytes)
+        return exec_result(answer, bytearray(body), self.config.max_output_bytes)
 
     async def _by_engine(
         self,
@@ -209,7 +209,9 @@ class ExecBox(DockerSandbox):
             raise ValueError(f"{path} holds more than fits an answer of {limit} bytes")
         return body[:stdout]
 
-    async def _read_chunk(self, path: str, offset: int, length: int, *, follow: bool = True) -> tuple[int, bytes]:
+    async def _read_chunk(
+        self, path: str, offset: int, length: int, *, follow: bool = True
+    ) -> tuple[int, bytes | bytearray]:
         if not self.python_missing:
             return await super()._read_chunk(path, offset, length, follow=follow)
         numbers = (str(offset + 1), str(length), "" if follow else "no")
@@ -244,7 +246,9 @@ class SweeperChannel(Channel):
         self._of = box
         self._tell = attachment.write
 
-    async def request(self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> tuple[dict, bytes]:
+    async def request(
+        self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float
+    ) -> tuple[dict, bytearray]:
         """`ping` and `sweep`, as the agent answers them."""
         if self.broken is not None:
             raise SandboxDied(f"box {self._of.id} is gone: {self.broken}")
@@ -254,7 +258,7 @@ class SweeperChannel(Channel):
         except (SandboxError, TimeoutError) as error:
             self.broken = f"the engine does not vouch for it: {error}"
             raise SandboxDied(f"box {self._of.id} died: {self.broken}") from error
-        return {"left": left}, b""
+        return {"left": left}, bytearray()
 
     async def _sweep(self) -> list[Any]:
         left: list[Any] = []

@@ -36,6 +36,27 @@ def test_stdin_that_nobody_reads_does_not_hang(box: BlockingSandbox):
     assert box.exec("exit 4", stdin=b"x" * 1_000_000).exit_code == 4
 
 
+def test_a_mebibyte_of_arguments_arrives(box: BlockingSandbox):
+    arguments = [f"{number:04}" + "x" * 65_000 for number in range(16)]
+    result = box.exec(["python3", "-c", "import sys; print(sum(map(len, sys.argv)), sys.argv[-1][:4])", *arguments])
+    assert result.stdout == f"{16 * 65_004 + 2} 0015\n"
+    line = "printf %s " + "y" * 1_000_000 + " | wc -c; exit 6"  # longer than the kernel takes as one argument
+    result = box.exec(line)
+    assert (result.exit_code, result.stdout.strip(), result.stderr) == (6, "1000000", "")
+    assert box.exec("cat; " + "#" * 300_000, stdin=b"input").stdout == "input"
+
+
+def test_a_large_stdin_is_never_in_the_box_whole(pool: SandboxPool, make_pool):
+    small = {"memory_bytes": 48 * 2**20, "work_bytes": 2**21} if pool.kind == "docker" else {}
+    with make_pool(pool.kind, **small).lease() as box:
+        data = bytes(100 * 2**20)
+        result = box.exec("wc -c", stdin=data, timeout_s=60)
+        assert (result.stdout.strip(), result.oom_killed) == (str(len(data)), False)
+        assert box.exec("head -c 5 | wc -c; exit 3", stdin=data, timeout_s=60).exit_code == 3
+        assert box.exec("sleep 30", stdin=data, timeout_s=0.5).timed_out
+        assert box.exec("echo ok").stdout == "ok\n"
+
+
 def test_what_cannot_be_started_is_a_result_not_an_error(box: BlockingSandbox):
     assert box.exec(["no-such-program"]).exit_code == 127
     assert box.exec("no-such-program").exit_code == 127

@@ -1,6 +1,6 @@
 """Inspect AI's own sandbox self-check against a Docker box. Run by Inspect's virtual environment, never by quintain's.
 
-    python self_check.py '{"profile": "relaxed", …}'     settings of SandboxConfig; prints one JSON object: name -> problem
+    python self_check.py '{"profile": "relaxed", …}'   settings of SandboxConfig; prints a JSON object: name -> problem
 
 Each check gets a box of its own pool; a problem is null where the check passed.
 """
@@ -13,8 +13,13 @@ import json
 import sys
 from typing import Any
 
-from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironment, SandboxEnvironmentLimits
-from inspect_ai.util._sandbox import self_check
+from inspect_ai.util import (  # pyright: ignore[reportMissingImports]
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentLimits,
+)
+from inspect_ai.util._sandbox import self_check  # pyright: ignore[reportMissingImports]
 
 from quintain.sandbox import BlockingSandbox, SandboxPool, open_pool
 from quintain.sandbox.config import SandboxConfig
