@@ -46,7 +46,7 @@ done >/dev/null 2>&1
 """A child's end interrupts `read` (and sets `hit`, unlike the end of the stream), and `jobs` reaps. It never forks: a
 full process table is no trouble to it."""
 KILL_ALL = ["/bin/sh", "-c", "kill -9 -1"]
-SWEEP_TRIES, SWEEP_PAUSE_S = 4, 0.05
+SWEEP_TRIES, SWEEP_PAUSE_S = 6, 0.05
 MAX_LINE_BYTES = 2**17 - 1
 _without_python: set[tuple[str, str]] = set()
 """(engine, image) of which a box has shown that there is no python3: the next box need not try."""
@@ -163,8 +163,14 @@ class ExecBox(DockerSandbox):
         """End every process but PID 1; those that could not be."""
         for name in sorted(self._other_users):
             await self._kill_all_of(name)
-        answer, _ = await self._request({"op": "sweep", "timeout_s": 0.5}, timeout_s=GRACE_S)
-        return answer["left"]
+        left: list[Any] = []
+        for _ in range(SWEEP_TRIES):  # what was killed by others than the agent takes a moment to go
+            answer, _ = await self._request({"op": "sweep", "timeout_s": 0.5}, timeout_s=GRACE_S)
+            left = answer["left"]
+            if not left or self.python_missing:
+                break
+            await asyncio.sleep(SWEEP_PAUSE_S)
+        return left
 
     async def _kill_all_of(self, name: str) -> None:
         def kill(client: Any) -> None:
@@ -183,8 +189,8 @@ class ExecBox(DockerSandbox):
             self.give_up("its image has no python3, so it can't be proved clean")
             raise SandboxDied(f"box {self.id} is not used again: its image has no python3, so it can't be proved clean")
         try:
-            for name in sorted(self._other_users):
-                await self._kill_all_of(name)
+            if self._other_users:
+                await self._sweep()
         except SandboxError as error:
             self.give_up(f"processes of other users could not be ended: {error}")
             raise SandboxDied(f"box {self.id} is not used again: {error}") from error
