@@ -136,8 +136,8 @@ class DockerSandbox(AgentSandbox):
 
     async def _attach_again(self) -> Attachment | None:
         """Another stream to a box that outlived its first one; None where it did not."""
-        if not self._created or self._attachment is None:
-            return None
+        if not self._created or self._attachment is None or self._removal is not None:
+            return None  # attaching to a container on its way out waits for nothing
         self._attachment.close()
         engine = self._engine
         try:

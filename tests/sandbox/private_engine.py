@@ -14,14 +14,15 @@ SCRIPT = Path(__file__).parent.parent / "testbed" / "engine.sh"
 class PrivateEngine:
     """`start`, `kill`, `start` again, …, `purge`. Example: ``PrivateEngine("a")``"""
 
-    def __init__(self, name: str, options: str = "") -> None:
-        """`options`: more of them for dockerd."""
-        self.run = Path(f"/run/quintain-test-{name}-{os.getpid()}")
+    def __init__(self, name: str, options: str = "", pid: int | None = None) -> None:
+        """`options`: more of them for dockerd. `pid`: of the test process that it belongs to, if not this one."""
+        tag = f"quintain-test-{name}-{pid or os.getpid()}"
+        self.run = Path("/run") / tag
         self.url = f"unix://{self.run}/docker.sock"
         self._environment = {
             **os.environ,
             "QUINTAIN_TEST_ENGINE_PRIVATE": "1",
-            "QUINTAIN_TEST_ENGINE_ROOT": f"/var/lib/quintain-test-{name}-{os.getpid()}",
+            "QUINTAIN_TEST_ENGINE_ROOT": f"/var/lib/{tag}",
             "QUINTAIN_TEST_ENGINE_RUN": str(self.run),
             "QUINTAIN_TEST_ENGINE_OPTIONS": options,
         }
@@ -31,6 +32,11 @@ class PrivateEngine:
         assert done.returncode == 0, done.stderr
 
     def start(self) -> None:
+        """Start it; before that, end those of test processes that were killed."""
+        for run in self.run.parent.glob("quintain-test-*-*"):
+            name, _, pid = run.name.removeprefix("quintain-test-").rpartition("-")
+            if pid.isdigit() and not _runs(int(pid)):
+                PrivateEngine(name, pid=int(pid)).purge()
         self._script("start")
 
     def kill(self) -> None:

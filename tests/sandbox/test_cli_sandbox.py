@@ -68,7 +68,7 @@ def test_list_and_cleanup_tell_the_dead_from_the_living(engine_url: str, engine:
         assert removed["ok"] and "quintain-test-cli-dead" in {thing["name"] for thing in removed["removed"]}
         names = {thing["name"] for thing in json.loads(run("list", "--json").stdout)}
         assert "quintain-test-cli-mine" in names and "quintain-test-cli-dead" not in names
-        assert "removed: 0" in run("cleanup").stdout
+        assert "removed: " in run("cleanup").stdout  # how many is not ours to say: other runs may die at any time
     finally:
         engine.remove_volume("quintain-test-cli-mine")
 

@@ -199,7 +199,12 @@ def test_a_warm_pool_replaces_what_it_removes_ahead_of_need(make_pool, engine):
     pool.warm(2)
     with pool.lease() as box:
         used = box.id
-    assert wait_until(lambda: len(left(engine, OURS)) == 2 and f"/{used}" not in left(engine, OURS))
+
+    def replaced() -> bool:
+        names = left(engine, OURS)
+        return len(names) == 2 and f"/{used}" not in names
+
+    assert wait_until(replaced)
 
 
 def test_starts_are_bounded_in_rate(make_pool):
