@@ -26,7 +26,7 @@ import sys
 
 from quintain.sandbox import agent_files
 from quintain.sandbox.agent_canary import Canary
-from quintain.sandbox.agent_cleaning import empty_folder, remove_ipc, writable_mounts
+from quintain.sandbox.agent_cleaning import Folder, remove_ipc, writable_mounts
 from quintain.sandbox.agent_exec import Commands
 from quintain.sandbox.agent_frames import receive, send, write_all
 from quintain.sandbox.agent_lease import Lease
@@ -43,7 +43,7 @@ class Box:
 
     def __init__(self, options, oom_file=None):
         self.work = options["work"]
-        self.folders = list(options["folders"])
+        folders = list(options["folders"])
         self.processes = Processes(options["private"])
         self.selector = selectors.DefaultSelector()
         self.commands = Commands(
@@ -52,11 +52,12 @@ class Box:
             self.pump,
             work=self.work,
             env=dict(os.environ, **options["env"]),
-            spill=os.path.join(self.folders[1], ".output"),
+            spill=os.path.join(folders[1], ".output"),
             oom_file=oom_file,
         )
         if self.processes.private:
-            self.folders += [path for path in writable_mounts() if path not in self.folders]
+            folders += writable_mounts()
+        self.folders = [Folder(path) for path in dict.fromkeys(map(os.path.realpath, folders))]
         self.asked_again = []
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
@@ -109,9 +110,9 @@ class Box:
         self.commands.reset()
         for folder in self.folders:
             try:
-                empty_folder(folder)
+                folder.empty()
             except OSError as error:
-                problems.append(f"{folder}: {error}")
+                problems.append(f"{folder.path}: {error}")
         if self.processes.private:
             problems += remove_ipc()
         return {"problems": problems + self.canary.problems()}, b""
@@ -186,7 +187,6 @@ def main():
             box.processes.kill_all()
             for folder in box.folders:
                 with contextlib.suppress(OSError):
-                    empty_folder(folder)
-                    os.rmdir(folder)
+                    folder.remove()
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(box.work))

@@ -22,6 +22,7 @@ class Canary:
     """What the box was like at its start, to compare with."""
 
     def __init__(self, processes, folders):
+        """`folders`: each an open `Folder`."""
         self.processes = processes
         self.folders = list(folders)
         self.start = self.look()
@@ -30,8 +31,8 @@ class Canary:
         """Everything about the box that a job can change without leaving a file or a process."""
         seen = {"limits, priority or CPUs of the agent": own_condition(), "I/O priority of the agent": _io_priority()}
         for folder in self.folders:
-            status = os.stat(folder)
-            seen["owner or mode of " + folder] = (status.st_dev, status.st_uid, status.st_gid, status.st_mode)
+            status = os.fstat(folder.fd)
+            seen["owner or mode of " + folder.path] = (status.st_dev, status.st_uid, status.st_gid, status.st_mode)
         if self.processes.private:
             with open("/proc/self/mountinfo") as file:
                 seen["mounts"] = file.read()
@@ -43,11 +44,11 @@ class Canary:
         now = self.look()
         found = [f"{what} changed" for what, before in self.start.items() if now[what] != before]
         for folder in self.folders:
-            names = os.listdir(folder)
+            names = os.listdir(folder.fd)
             if names:
-                found.append(f"{folder} holds {names[:3]!r}")
+                found.append(f"{folder.path} holds {names[:3]!r}")
             with contextlib.suppress(OSError):
-                found += [f"{folder} has the attribute {name}" for name in os.listxattr(folder)]
+                found += [f"{folder.path} has the attribute {name}" for name in os.listxattr(folder.fd)]
         if self.processes.private:
             found += [f"process {pid} is there" for pid in self.processes.others()]
             found += _ipc_objects()
@@ -57,9 +58,9 @@ class Canary:
 
     def _restore_modes(self):
         for folder in self.folders:
-            mode = self.start["owner or mode of " + folder][3]
-            if os.stat(folder).st_mode != mode and os.stat(folder).st_uid == os.getuid():
-                os.chmod(folder, stat.S_IMODE(mode))
+            mode, status = self.start["owner or mode of " + folder.path][3], os.fstat(folder.fd)
+            if status.st_mode != mode and status.st_uid == os.getuid():
+                os.fchmod(folder.fd, stat.S_IMODE(mode))
 
 
 def _ipc_objects():
