@@ -28,7 +28,7 @@ from quintain.sandbox import agent_files
 from quintain.sandbox.agent_canary import Canary
 from quintain.sandbox.agent_cleaning import Folder, remove_ipc, writable_mounts
 from quintain.sandbox.agent_exec import Commands
-from quintain.sandbox.agent_frames import receive, send, write_all
+from quintain.sandbox.agent_frames import MAX_HEADER_BYTES, receive, send, write_all
 from quintain.sandbox.agent_lease import Lease
 from quintain.sandbox.agent_output import PIPE_CHUNK_BYTES
 from quintain.sandbox.agent_processes import Processes, become_agent, own_condition
@@ -98,7 +98,10 @@ class Box:
         return {}, b""
 
     def op_list(self, request, body):
-        return {"entries": agent_files.list_folder(os.path.join(self.work, request["path"]), request["limit"])}, b""
+        answer = {"entries": agent_files.list_folder(os.path.join(self.work, request["path"]), request["limit"])}
+        if len(json.dumps(answer)) > MAX_HEADER_BYTES - 4096:
+            raise ValueError("its names are too long for one answer")
+        return answer, b""
 
     def op_sweep(self, request, body):
         """End every process of the box; the pids that could not be ended."""
@@ -141,8 +144,7 @@ def serve(box, fd_in, fd_out, lease):
         if header["op"] == "again":
             box.asked_again.append(header)
         else:
-            lease.renew(header.get("timeout_s", 0.0))
-            last = answer(box, header, body)
+            last = answer(box, lease, header, body)
             send(fd_out, *last)
         for again in box.asked_again:
             write_all(fd_out, again["mark"].encode())
@@ -152,11 +154,12 @@ def serve(box, fd_in, fd_out, lease):
         lease.renew()
 
 
-def answer(box, header, body):
-    """Header and body of the answer to one request."""
+def answer(box, lease, header, body):
+    """Header and body of the answer to one request: whatever it asks for, the agent lives on."""
     try:
+        lease.renew(header.get("timeout_s", 0.0))
         answer, data = getattr(box, "op_" + header["op"])(header, body)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, OverflowError, LookupError, AttributeError) as error:
         message = getattr(error, "strerror", None) or str(error)
         answer, data = {"error": {"errno": getattr(error, "errno", None), "message": message}}, b""
     body.drop()

@@ -18,6 +18,8 @@ from quintain.sandbox.agent_processes import OOM_NORMAL, OOM_PREFERRED, OomKills
 MAX_LEFT_OPEN = 32
 MAX_ARGUMENT_BYTES = 2**17 - 1
 """The kernel's limit on one argument (MAX_ARG_STRLEN, with its NUL)."""
+LONGEST_WAIT_S = 3600.0
+"""One wait for news; a longer one the kernel might refuse."""
 KILL_IN_TIME_S = 0.8
 """A deadline's sweep may take this long; what is left then makes the box unusable."""
 
@@ -42,8 +44,8 @@ class Commands:
         timed_out, left = False, []
         try:
             child = self.start(request, body)
-        except (OSError, ValueError, IndexError) as error:
-            cwd = os.path.join(self.work, request["cwd"] or "")
+        except (OSError, ValueError, IndexError, TypeError) as error:
+            cwd = os.path.join(self.work, str(request["cwd"] or ""))
             missing = isinstance(error, FileNotFoundError) and error.filename != cwd
             name = request["command"] if isinstance(request["command"], str) else request["command"][:1]
             outputs[1].add(f"cannot run {str(name)[:200]}: {error}\n".encode("utf-8", "replace"))
@@ -64,7 +66,7 @@ class Commands:
         return answer, b"".join(parts)
 
     def start(self, request, body):
-        """The child process. Raises OSError, ValueError, IndexError where there can be none."""
+        """The child process. Raises OSError, ValueError, IndexError, TypeError where there can be none."""
         command, script = request["command"], None
         if isinstance(command, str):
             argv = ["/bin/sh", "-c", command]
@@ -111,7 +113,7 @@ class Commands:
                 timed_out = True
                 left = self.processes.kill_all(KILL_IN_TIME_S)
                 break
-            self.pump(left_s)
+            self.pump(min(LONGEST_WAIT_S, left_s))
             self.processes.reap()
         for stream, output in zip(streams, outputs):  # noqa: B905 strict= came with Python 3.10
             # What the child wrote before it ended is in the pipe already; the bound stops a child that still floods it.

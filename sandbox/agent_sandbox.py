@@ -23,6 +23,7 @@ from quintain.sandbox import (
     agent_output,
     agent_processes,
 )
+from quintain.sandbox.arguments import check_exec, check_number, check_path
 from quintain.sandbox.base import CopyReport, ExecResult, FileEntry, SandboxDied, SandboxUnavailable
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.config import SandboxConfig
@@ -106,16 +107,20 @@ class AgentSandbox:
         if user is not None:
             raise SandboxUnavailable(f"box {self.id} runs every command as its own user, so user={user!r} can't be had")
         deadline_s = self.config.exec_timeout_s if timeout_s is None else timeout_s
+        check_exec(command, timeout_s=deadline_s, stdin=stdin, cwd=cwd, env=env, user=user)
         header = {
             "op": "exec",
             "command": command if isinstance(command, str) else list(command),
-            "timeout_s": deadline_s,
+            "timeout_s": float(deadline_s),
             "cwd": cwd,
             "env": dict(env or {}),
             "max_output_bytes": self.config.max_output_bytes,
             "max_spill_bytes": self.config.max_spill_bytes,
         }
         answer, body = await self._request(header, stdin, timeout_s=deadline_s + GRACE_S)
+        if "error" in answer:
+            self.give_up(f"it could not be asked to run a command: {answer['error']['message']}")
+            raise SandboxDied(f"box {self.id} is not used again: {self._channel.broken if self._channel else ''}")
         if answer["left"]:
             self.give_up(f"what a command left can't be undone (processes, or a changed agent): {answer['left'][:10]}")
         return exec_result(answer, body, self.config.max_output_bytes)
@@ -127,6 +132,7 @@ class AgentSandbox:
 
     async def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:
         """As `Sandbox.read_file`."""
+        check_number("max_bytes", max_bytes, 0)
         data = bytearray()
         while True:
             wanted = min(agent_frames.FILE_CHUNK_BYTES, max_bytes + 1 - len(data))
@@ -141,6 +147,7 @@ class AgentSandbox:
         self, path: str, offset: int, length: int, *, follow: bool = True
     ) -> tuple[int, bytes | bytearray]:
         """The file's size, and a chunk of it."""
+        check_path(path)
         header = {"op": "read", "path": path, "offset": offset, "length": length, "follow": follow}
         answer, chunk = await self._request(header, timeout_s=self.config.exec_timeout_s + GRACE_S)
         _raise_file_error(answer, path)
@@ -152,7 +159,11 @@ class AgentSandbox:
 
     async def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """As `Sandbox.write_file`."""
+        check_path(path)
+        check_number("mode", mode, 0, 0o7777)
         content = data.encode("utf-8") if isinstance(data, str) else data
+        if not isinstance(content, bytes | bytearray):
+            raise TypeError(f"data is a {type(content).__name__}, neither bytes nor str")
         for offset in range(0, max(len(content), 1), agent_frames.FILE_CHUNK_BYTES):
             chunk = content[offset : offset + agent_frames.FILE_CHUNK_BYTES]
             last = offset + len(chunk) == len(content)
@@ -162,6 +173,8 @@ class AgentSandbox:
 
     async def list_folder(self, path: str = ".", *, max_entries: int = 10_000) -> tuple[FileEntry, ...]:
         """As `Sandbox.list_folder`."""
+        check_path(path)
+        check_number("max_entries", max_entries, 0)
         header = {"op": "list", "path": path, "limit": max_entries}
         answer, _ = await self._request(header, timeout_s=self.config.exec_timeout_s + GRACE_S)
         _raise_file_error(answer, path)

@@ -148,7 +148,9 @@ class Sandbox(Protocol):
         config's) every process of the box but PID 1 is killed, `timed_out` is set, and the output so far is kept;
         `box_lost` where something survived that. `user` (name or uid) other than the box's own is for Docker boxes and
         takes 50 times longer: see `sandbox/docker/exec_box.py` for what it guarantees.
-        Raises SandboxDied where the box is gone; never raises because of what the command did.
+        Raises SandboxDied where the box is gone; never raises because of what the command did. TypeError or ValueError,
+        before anything is sent, for what no box can be asked: an argument that is no str, a name or NUL that `env`
+        can't hold, `timeout_s` that is not from 0 to 86,400, a command that takes more than 8 MiB as JSON.
         """
         ...
 

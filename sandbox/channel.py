@@ -76,8 +76,8 @@ class Channel:
                 raise SandboxDied(f"box {self._box} is gone: {self.broken}")
             self._number += 1
             op = header["op"]
+            frame = pack({**header, "id": self._number}, body)  # raises for what is no JSON, before anything is sent
             self.broken = f"request {self._number} ({op}) was left unfinished"
-            frame = pack({**header, "id": self._number}, body)
             try:
                 async with asyncio.timeout(timeout_s):
                     try:

@@ -71,7 +71,7 @@ class SandboxConfig(BaseModel):
     """Most processes and threads in a box."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU share of a box, in cores."""
-    exec_timeout_s: float = Field(default=10.0, gt=0)
+    exec_timeout_s: float = Field(default=10.0, gt=0, le=86_400)
     """Default deadline of one command."""
     max_output_bytes: int = Field(default=64 * 1024, ge=1024)
     """Most bytes kept of stdout and of stderr, each; head and tail are kept, the middle is cut."""

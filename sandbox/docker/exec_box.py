@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintain.sandbox.agent_sandbox import GRACE_S
+from quintain.sandbox.arguments import check_exec
 from quintain.sandbox.base import ExecResult, FileEntry, SandboxDied, SandboxError
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.docker.attach import Attachment
@@ -99,6 +100,7 @@ class ExecBox(DockerSandbox):
         if user is None and not self.python_missing:
             return await super().exec(command, timeout_s=timeout_s, stdin=stdin, cwd=cwd, env=env)
         deadline_s = self.config.exec_timeout_s if timeout_s is None else timeout_s
+        check_exec(command, timeout_s=deadline_s, stdin=stdin, cwd=cwd, env=env, user=user)
         if user is not None:
             self._other_users.add(user)
         killed_before = await self._num_oom_kills()
