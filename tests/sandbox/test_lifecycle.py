@@ -26,7 +26,10 @@ pytestmark = pytest.mark.docker
 NUM_KILLS = int(os.environ.get("QUINTAIN_KILLS", "4"))
 OURS = f"quintain.pid={os.getpid()}"
 OWNER = """
-import sys, threading
+import ctypes, os, signal, sys, threading
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: no owner goes on without its test
+if os.getppid() != int(sys.argv[4]):
+    sys.exit("the test is gone")
 from quintain.sandbox import SandboxError, open_pool
 from quintain.sandbox.config import SandboxConfig
 print("go", flush=True)
@@ -49,7 +52,7 @@ with open_pool(config, needs_isolation=True, owner="victim") as pool:
 
 def start_owner(url: str, network: str = "none", reuse: str = "never", lease_s: float = 120) -> subprocess.Popen[str]:
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, network, reuse, str(lease_s)],
+        [sys.executable, "-c", OWNER, network, reuse, str(lease_s), str(os.getpid())],
         env={**os.environ, "DOCKER_HOST": url},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
