@@ -32,6 +32,7 @@ class BoxSource:
         self._needs_isolation, self._owner = needs_isolation, owner
         self._own_pool: SandboxPool | None = None
         self._box: BlockingSandbox | None = None
+        self._task_id: str | None = None
 
     @property
     def current(self) -> BlockingSandbox:
@@ -41,15 +42,16 @@ class BoxSource:
             raise RuntimeError(f"{self._owner} holds no box (sandbox_scope is {self._scope!r}); {remedy}")
         return self._box
 
-    def take(self) -> None:
-        """Take the trajectory's box, where the scope has one. Raises SandboxError."""
+    def take(self, task_id: str) -> None:
+        """Begin a trajectory of a task: take its box, where the scope has one. Raises SandboxError."""
+        self._task_id = task_id
         if self._scope == "trajectory":
-            self._box = self._source().acquire()
+            self._box = self._source().acquire(group=task_id)
 
     def lend(self, use: Callable[[BlockingSandbox], Any]) -> Any:
         """Call `use` with a box. Raises SandboxError, and what `use` raises."""
         if self._scope == "call":
-            with self._source().lease() as box:
+            with self._source().lease(group=self._task_id) as box:
                 return use(box)
         return use(self.current)
 

@@ -233,7 +233,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
         opening = (Message(role="system", content=self.system_prompt), first) if self.system_prompt else (first,)
         self._messages = list(opening)
         self._num_turns = 0
-        self._boxes.take()
+        self._boxes.take(f"{self.split}/{chosen.id}")
         try:
             self.prepare()
         except BaseException:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import click
 
+from quintain.recipes.cli_sandbox import sandbox
+
 ENVIRONMENT_DEFAULTS = {
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads of two OpenMP libraries would spin against each other
     "GOMP_SPINCOUNT": "0",
@@ -208,6 +210,9 @@ def env_check(env_id: str, sandbox_type: str) -> None:
 
     if not check_environment(env_id, sandbox_type=sandbox_type):
         raise click.exceptions.Exit(1)
+
+
+cli.add_command(sandbox)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -80,6 +80,18 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe
     )
 
 
+def load_overrides(overrides: Sequence[str]) -> RecipeConfig:
+    """The defaults with overrides, for a command that needs settings but trains nothing. Raises RecipeError."""
+    data: dict[Any, Any] = {"name": "settings", "environment": {"id": "quintain/Calculator-v0"}}
+    problems = [problem for override in overrides for problem in _apply_override(data, override)]
+    if problems:
+        raise RecipeError(problems)
+    try:
+        return RecipeConfig.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(value_problems(error, RecipeConfig)) from error
+
+
 def dump_config(config: BaseModel) -> str:
     """YAML with every setting; `load_recipe` reads it back as an equal config."""
     return dump_yaml(config.model_dump(mode="json"))

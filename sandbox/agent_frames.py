@@ -14,7 +14,7 @@ import struct
 FRAME = struct.Struct(">4sIQ")
 MAGIC = b"\x00Qn1"
 MAX_HEADER_BYTES = 2**23
-MAX_BODY_BYTES = 2**26
+MAX_BODY_BYTES = 2**28
 FILE_CHUNK_BYTES = 2**20
 
 
@@ -32,19 +32,51 @@ def unpack_sizes(frame):
     return header_bytes, body_bytes
 
 
+class Body:
+    """The bytes that follow a request's header, read when they are wanted. Raises EOFError where the stream ends."""
+
+    def __init__(self, fd, left):
+        self.fd, self.left = fd, left
+
+    def read(self, most):
+        """The next piece, of at most `most` bytes."""
+        piece = os.read(self.fd, min(most, self.left))
+        if not piece:
+            raise EOFError
+        self.left -= len(piece)
+        return piece
+
+    def all(self):
+        """What is left, as one."""
+        data = bytearray()
+        while self.left:
+            data += self.read(2**20)
+        return data
+
+    def drop(self):
+        """Read past what is left."""
+        while self.left:
+            self.read(2**16)
+
+
 def receive(fd):
-    """The next frame of a file descriptor as (header, body), or None at the end of the stream. Blocks."""
+    """The next frame of a file descriptor as (header, Body), or None at the end of the stream. Blocks."""
     frame = _read_exactly(fd, FRAME.size)
     if frame is None:
         return None
     header_bytes, body_bytes = unpack_sizes(frame)
-    header, body = _read_exactly(fd, header_bytes), _read_exactly(fd, body_bytes)
-    return None if header is None or body is None else (json.loads(header), body)
+    header = _read_exactly(fd, header_bytes)
+    return None if header is None else (json.loads(header), Body(fd, body_bytes))
 
 
 def send(fd, header, body=b""):
     """Write one frame. Blocks."""
-    rest = memoryview(pack(header, body))
+    write_all(fd, pack(header, body))
+
+
+def write_all(fd, data):
+    """Write bytes. Blocks."""
+    rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
 

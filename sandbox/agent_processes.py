@@ -16,7 +16,9 @@ import time
 
 KILL_WAIT_S = 5.0
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
-OOM_PREFERRED, OOM_NORMAL = b"500", b"0"
+OOM_PREFERRED, OOM_NORMAL = b"1000", b"0"
+OOM_COUNTS = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
+"""Where the box's own cgroup counts its kills: version 1, version 2."""
 
 
 class Processes:
@@ -53,13 +55,13 @@ class Processes:
             found.extend(frontier)
         return found
 
-    def kill_all(self):
-        """SIGKILL everything until nothing is left; the pids that could not be ended in time."""
-        deadline = time.monotonic() + KILL_WAIT_S
+    def kill_all(self, timeout_s=KILL_WAIT_S):
+        """SIGKILL everything until nothing is left; the pids that could not be ended, at once where none may be."""
+        deadline = time.monotonic() + timeout_s
         while True:
             # On a host "no child" means "no descendant", since orphans are handed to us: no need to walk /proc.
             left = [] if self.reap() and not self.private else self.others()
-            if not left or time.monotonic() > deadline:
+            if not left or time.monotonic() > deadline or not any(map(_may_end, left)):
                 return left
             if self.private:
                 with contextlib.suppress(ProcessLookupError):
@@ -69,6 +71,37 @@ class Processes:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
             time.sleep(0.0005)
+
+
+def _may_end(pid):
+    """False for a process of another user, which we have no right to signal."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        return True
+    return True
+
+
+class OomKills:
+    """How many processes of the box the kernel has killed for memory, by the count of the box's cgroup."""
+
+    def __init__(self, private):
+        self.fd = None
+        for path in OOM_COUNTS if private else ():
+            with contextlib.suppress(OSError):
+                self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                break
+
+    def count(self):
+        if self.fd is None:
+            return 0
+        with contextlib.suppress(OSError):
+            for line in os.pread(self.fd, 4096, 0).splitlines():
+                if line.startswith(b"oom_kill "):
+                    return int(line.split()[1])
+        return 0
 
 
 def own_condition():

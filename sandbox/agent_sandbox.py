@@ -8,20 +8,44 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from quintain.sandbox import agent, agent_cleaning, agent_frames, agent_processes
-from quintain.sandbox.base import ExecResult, SandboxDied
+from quintain.sandbox import (
+    agent,
+    agent_canary,
+    agent_cleaning,
+    agent_exec,
+    agent_files,
+    agent_frames,
+    agent_lease,
+    agent_output,
+    agent_processes,
+)
+from quintain.sandbox.arguments import check_exec, check_number, check_path
+from quintain.sandbox.base import CopyReport, ExecResult, FileEntry, SandboxDied, SandboxUnavailable
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.config import SandboxConfig
+from quintain.sandbox.copy_out import CopyTarget, copy_tree
+from quintain.sandbox.output import exec_result
 
 GRACE_S = 10.0
 """How long past a request's own deadline the agent may take to answer, on a busy machine."""
 RESET_TIMEOUT_S = 15.0
 
 
-AGENT_MODULES = (agent_frames, agent_processes, agent_cleaning, agent)
+AGENT_MODULES = (
+    agent_frames,
+    agent_processes,
+    agent_cleaning,
+    agent_canary,
+    agent_lease,
+    agent_output,
+    agent_files,
+    agent_exec,
+    agent,
+)
 """The agent's modules, each after those that it imports."""
 BOOTSTRAP = """
 import sys, types
@@ -62,7 +86,9 @@ class AgentSandbox:
         """Remove the box. Idempotent."""
         raise NotImplementedError
 
-    async def _request(self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> tuple[dict, bytes]:
+    async def _request(
+        self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float
+    ) -> tuple[dict, bytearray]:
         if self._channel is None:
             raise SandboxDied(f"box {self.id} is not running: start it first")
         return await self._channel.request(header, body, timeout_s=timeout_s)
@@ -75,55 +101,114 @@ class AgentSandbox:
         stdin: bytes = b"",
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> ExecResult:
         """As `Sandbox.exec`."""
+        if user is not None:
+            raise SandboxUnavailable(f"box {self.id} runs every command as its own user, so user={user!r} can't be had")
         deadline_s = self.config.exec_timeout_s if timeout_s is None else timeout_s
+        check_exec(command, timeout_s=deadline_s, stdin=stdin, cwd=cwd, env=env, user=user)
         header = {
             "op": "exec",
             "command": command if isinstance(command, str) else list(command),
-            "timeout_s": deadline_s,
+            "timeout_s": float(deadline_s),
             "cwd": cwd,
             "env": dict(env or {}),
             "max_output_bytes": self.config.max_output_bytes,
+            "max_spill_bytes": self.config.max_spill_bytes,
         }
         answer, body = await self._request(header, stdin, timeout_s=deadline_s + GRACE_S)
-        parts, offset = [], 0
-        for length in answer["lengths"]:
-            parts.append(body[offset : offset + length])
-            offset += length
-        stdout_bytes, stderr_bytes = answer["totals"]
-        return ExecResult(
-            exit_code=answer["exit_code"],
-            stdout=_text(parts[0], parts[1], stdout_bytes),
-            stderr=_text(parts[2], parts[3], stderr_bytes),
-            timed_out=answer["timed_out"],
-            truncated=max(stdout_bytes, stderr_bytes) > self.config.max_output_bytes,
-            duration_s=answer["duration_s"],
-            stdout_bytes=stdout_bytes,
-            stderr_bytes=stderr_bytes,
-        )
+        if "error" in answer:
+            self.give_up(f"it could not be asked to run a command: {answer['error']['message']}")
+            raise SandboxDied(f"box {self.id} is not used again: {self._channel.broken if self._channel else ''}")
+        if answer["left"]:
+            self.give_up(f"what a command left can't be undone (processes, or a changed agent): {answer['left'][:10]}")
+        return exec_result(answer, body, self.config.max_output_bytes)
+
+    def give_up(self, reason: str) -> None:
+        """Make every later call raise SandboxDied."""
+        if self._channel is not None:
+            self._channel.broken = reason
 
     async def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:
         """As `Sandbox.read_file`."""
+        check_number("max_bytes", max_bytes, 0)
         data = bytearray()
         while True:
             wanted = min(agent_frames.FILE_CHUNK_BYTES, max_bytes + 1 - len(data))
-            header = {"op": "read", "path": path, "offset": len(data), "length": wanted}
-            answer, chunk = await self._request(header, timeout_s=self.config.exec_timeout_s + GRACE_S)
-            _raise_file_error(answer, path)
+            size_bytes, chunk = await self._read_chunk(path, len(data), wanted)
             data += chunk
-            if max(len(data), answer["size"]) > max_bytes:
-                raise ValueError(f"{path} holds more than max_bytes={max_bytes} bytes ({answer['size']})")
+            if max(len(data), size_bytes) > max_bytes:
+                raise ValueError(f"{path} holds more than max_bytes={max_bytes} bytes ({size_bytes})")
             if len(chunk) < wanted:
                 return bytes(data)
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    async def _read_chunk(
+        self, path: str, offset: int, length: int, *, follow: bool = True
+    ) -> tuple[int, bytes | bytearray]:
+        """The file's size, and a chunk of it."""
+        check_path(path)
+        header = {"op": "read", "path": path, "offset": offset, "length": length, "follow": follow}
+        answer, chunk = await self._request(header, timeout_s=self.config.exec_timeout_s + GRACE_S)
+        _raise_file_error(answer, path)
+        return answer["size"], chunk
+
+    async def read_text(self, path: str, *, max_bytes: int = 2**20) -> str:
+        """As `Sandbox.read_text`."""
+        return (await self.read_file(path, max_bytes=max_bytes)).decode("utf-8")
+
+    async def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """As `Sandbox.write_file`."""
-        for offset in range(0, max(len(data), 1), agent_frames.FILE_CHUNK_BYTES):
-            header = {"op": "write", "path": path, "offset": offset, "mode": mode}
-            chunk = data[offset : offset + agent_frames.FILE_CHUNK_BYTES]
+        check_path(path)
+        check_number("mode", mode, 0, 0o7777)
+        content = data.encode("utf-8") if isinstance(data, str) else data
+        if not isinstance(content, bytes | bytearray):
+            raise TypeError(f"data is a {type(content).__name__}, neither bytes nor str")
+        for offset in range(0, max(len(content), 1), agent_frames.FILE_CHUNK_BYTES):
+            chunk = content[offset : offset + agent_frames.FILE_CHUNK_BYTES]
+            last = offset + len(chunk) == len(content)
+            header = {"op": "write", "path": path, "offset": offset, "mode": mode, "last": last}
             answer, _ = await self._request(header, chunk, timeout_s=self.config.exec_timeout_s + GRACE_S)
             _raise_file_error(answer, path)
+
+    async def list_folder(self, path: str = ".", *, max_entries: int = 10_000) -> tuple[FileEntry, ...]:
+        """As `Sandbox.list_folder`."""
+        check_path(path)
+        check_number("max_entries", max_entries, 0)
+        header = {"op": "list", "path": path, "limit": max_entries}
+        answer, _ = await self._request(header, timeout_s=self.config.exec_timeout_s + GRACE_S)
+        _raise_file_error(answer, path)
+        if len(answer["entries"]) > max_entries:
+            raise ValueError(f"{path} holds more than max_entries={max_entries} entries")
+        entries = [
+            FileEntry(name=name, kind=kind, size_bytes=size_bytes, mode=mode)
+            for name, kind, size_bytes, mode in answer["entries"]
+        ]
+        return tuple(sorted(entries, key=lambda entry: entry.name))
+
+    async def copy_out(self, path: str, target: Path, *, max_bytes: int = 2**26, max_files: int = 10_000) -> CopyReport:
+        """As `Sandbox.copy_out`."""
+
+        async def list_folder(folder: str) -> tuple[FileEntry, ...]:
+            return await self.list_folder(folder, max_entries=max_files)
+
+        async def read_chunks(file: str) -> AsyncIterator[bytes]:
+            offset = 0
+            while True:
+                _, chunk = await self._read_chunk(file, offset, agent_frames.FILE_CHUNK_BYTES, follow=False)
+                if not chunk:
+                    return
+                offset += len(chunk)
+                yield bytes(chunk)
+
+        await list_folder(path)
+        copy = CopyTarget(target, max_bytes=max_bytes, max_files=max_files)
+        await copy_tree(path, copy, list_folder, read_chunks)
+        return copy.report()
+
+    async def renew(self) -> None:
+        """Tell the box that its owner lives. Raises SandboxError."""
+        await self._request({"op": "ping"}, timeout_s=GRACE_S)
 
     async def reset(self) -> None:
         """As `Sandbox.reset`; a box that can't be cleaned counts as dead."""
@@ -132,24 +217,6 @@ class AgentSandbox:
         if problems and self._channel is not None:
             self._channel.broken = f"it could not be cleaned: {'; '.join(map(str, problems))}"
             raise SandboxDied(f"box {self.id} is not used again: {self._channel.broken}")
-
-
-def _text(head: bytes, tail: bytes, total: int) -> str:
-    """Head and tail as text; where bytes are missing between them, a marker, and no half characters beside it."""
-    cut = total - len(head) - len(tail)
-    if cut <= 0:
-        return (head + tail).decode("utf-8", "replace")
-    while head and tail and 0x80 <= tail[0] < 0xC0 and cut < total - len(head) - len(tail) + 4:
-        tail = tail[1:]
-        if total - len(head) - len(tail) - cut >= 3:
-            break
-    for back in range(1, min(4, len(head)) + 1):
-        if head[-back] >= 0xC0:  # a lead byte: drop it where its character is not complete
-            needs = 2 if head[-back] < 0xE0 else 3 if head[-back] < 0xF0 else 4
-            head = head[:-back] if back < needs else head
-            break
-    marker = f"\n[... {total - len(head) - len(tail)} bytes cut ...]\n"
-    return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace")
 
 
 def _raise_file_error(answer: Mapping[str, Any], path: str) -> None:

@@ -8,8 +8,9 @@ infrastructure outcome and never becomes a reward.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,65 @@ class ExecResult:
     """Bytes the command wrote to stdout, cut ones included (0 <= n)."""
     stderr_bytes: int = 0
     """Bytes the command wrote to stderr, cut ones included (0 <= n)."""
+    stdout_file: str | None = None
+    """Path in the box of a file that holds stdout from its start, where it was cut; None where it was not, or where no
+    file could be written. The cut's notice names it; it is there until a few later commands have been cut too."""
+    stderr_file: str | None = None
+    """As `stdout_file`."""
+    files_cut: bool = False
+    """`stdout_file` or `stderr_file` ends early: at the config's `max_spill_bytes`, or where the box was full."""
+    oom_killed: bool = False
+    """The kernel killed a process of the box for memory while the command ran (by the box's own cgroup; never known of
+    a local box, which has none). The command itself may have survived it: its exit code says."""
+    box_lost: bool = False
+    """The box can't be used on: a process outlived the deadline, or the command changed PID 1's limits, priority or
+    CPUs. Later calls raise SandboxDied, and the pool replaces the box."""
+    notices: tuple[tuple[int, int] | None, tuple[int, int] | None] = field(default=(None, None), repr=False)
+    """Where the notice of a cut is in `stdout` and `stderr`, in characters; None where nothing was cut."""
+    lossy: tuple[bytes | None, bytes | None] = field(default=(None, None), repr=False)
+    """What was kept of stdout and stderr, where that was no UTF-8; None where the text says it all."""
+
+    @property
+    def raw_stdout(self) -> bytes:
+        """What was kept of stdout as it was written; where it was cut, head and tail with nothing between them."""
+        return _raw(self.stdout, self.notices[0], self.lossy[0])
+
+    @property
+    def raw_stderr(self) -> bytes:
+        """As `raw_stdout`."""
+        return _raw(self.stderr, self.notices[1], self.lossy[1])
+
+
+def _raw(text: str, notice: tuple[int, int] | None, lossy: bytes | None) -> bytes:
+    if lossy is not None:
+        return lossy
+    return text.encode() if notice is None else text[: notice[0]].encode() + text[notice[1] :].encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyReport:
+    """What `copy_out` did. Example: ``CopyReport(num_files=3, num_bytes=120, skipped=("x: a link",))``"""
+
+    num_files: int
+    """Regular files written (0 <= n)."""
+    num_bytes: int
+    """Bytes in them (0 <= n)."""
+    skipped: tuple[str, ...]
+    """Each member that was left out, as `path: reason`; at most 1000 of them, then a last one with their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One entry of a folder. Example: ``FileEntry(name="a.txt", kind="file", size_bytes=5, mode=0o644)``"""
+
+    name: str
+    """Without the folder; bytes that are no UTF-8 as surrogates, as `os.listdir` gives them."""
+    kind: Literal["file", "folder", "link", "other"]
+    """`other`: a device, socket or FIFO."""
+    size_bytes: int
+    """Of the entry itself, not of what a link points at (0 <= n)."""
+    mode: int
+    """Permission bits."""
 
 
 class SandboxError(Exception):
@@ -78,12 +138,19 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> ExecResult:
-        """Run a shell command line (str) or an argv (sequence) in the work folder.
+        """Run a shell command line (str) or an argv (sequence) in the work folder, in a process of its own: `cd` and
+        `export` end with it (see `session`).
 
-        A missing program is exit code 127, one that cannot be executed 126. Past `timeout_s` (default: the config's)
-        every process of the box but PID 1 is killed and `timed_out` is set.
-        Raises SandboxDied where the box is gone; never raises because of what the command did.
+        A missing program is exit code 127, one that cannot be executed 126; so is an argument of 128 KiB or more, or
+        2 MiB of them, which the kernel refuses (a command *line* may be longer). Past `timeout_s` (default: the
+        config's) every process of the box but PID 1 is killed, `timed_out` is set, and the output so far is kept;
+        `box_lost` where something survived that. `user` (name or uid) other than the box's own is for Docker boxes and
+        takes 50 times longer: see `sandbox/docker/exec_box.py` for what it guarantees.
+        Raises SandboxDied where the box is gone; never raises because of what the command did. TypeError or ValueError,
+        before anything is sent, for what no box can be asked: an argument that is no str, a name or NUL that `env`
+        can't hold, `timeout_s` that is not from 0 to 86,400, a command that takes more than 8 MiB as JSON.
         """
         ...
 
@@ -95,8 +162,26 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file, making missing parent folders. Raises as `read_file`, and OSError (no space)."""
+    async def read_text(self, path: str, *, max_bytes: int = 2**20) -> str:
+        """As `read_file`, decoded as UTF-8; line ends are kept. Raises also UnicodeDecodeError."""
+        ...
+
+    async def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Write a file (text as UTF-8), making missing parent folders. Raises as `read_file`; OSError (no space)."""
+        ...
+
+    async def list_folder(self, path: str = ".", *, max_entries: int = 10_000) -> tuple[FileEntry, ...]:
+        """What is in a folder, by name. Raises as Python's own `os.scandir` would, ValueError where there are more
+        than `max_entries`, SandboxDied."""
+        ...
+
+    async def copy_out(self, path: str, target: Path, *, max_bytes: int = 2**26, max_files: int = 10_000) -> CopyReport:
+        """Copy a folder of the box to the new folder `target` of this machine: regular files and folders only.
+
+        No link is made and none followed, nothing is written outside `target`; what is left out (links, devices, what
+        can't be read, what exceeds the limits) is logged and in the report. Raises FileExistsError where `target` is
+        there, and as `list_folder` for `path` itself.
+        """
         ...
 
     async def reset(self) -> None:

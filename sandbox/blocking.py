@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from quintain.sandbox.background import background_loop
-from quintain.sandbox.base import ExecResult, Sandbox, SandboxError
+from quintain.sandbox.base import CopyReport, ExecResult, FileEntry, Sandbox, SandboxError
+from quintain.sandbox.session import BlockingSession
 
 
 class BlockingSandbox:
-    """`Sandbox.exec`, `read_file` and `write_file`, blocking. Usable from any thread but the background loop's.
+    """The commands and files of a `Sandbox`, blocking. Usable from any thread but the background loop's.
 
     One comes from `SandboxPool.acquire` and is void after `release`: the box behind it belongs to somebody else then.
     """
@@ -27,16 +29,34 @@ class BlockingSandbox:
         stdin: bytes = b"",
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> ExecResult:
         """As `Sandbox.exec`. Raises also BackgroundLoopError, and SandboxError after release."""
         box = self._box()
-        return background_loop().run(box.exec(command, timeout_s=timeout_s, stdin=stdin, cwd=cwd, env=env))
+        call = box.exec(command, timeout_s=timeout_s, stdin=stdin, cwd=cwd, env=env, user=user)
+        return background_loop().run(call)
+
+    def session(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> BlockingSession:
+        """A session of this box, in which `cd` and `export` persist: see `sandbox/session.py`."""
+        return BlockingSession(self.exec, cwd=cwd, env=env)
 
     def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:
         """As `Sandbox.read_file`. Raises also BackgroundLoopError, and SandboxError after release."""
         return background_loop().run(self._box().read_file(path, max_bytes=max_bytes))
 
-    def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+    def read_text(self, path: str, *, max_bytes: int = 2**20) -> str:
+        """As `Sandbox.read_text`. Raises also BackgroundLoopError, and SandboxError after release."""
+        return background_loop().run(self._box().read_text(path, max_bytes=max_bytes))
+
+    def list_folder(self, path: str = ".", *, max_entries: int = 10_000) -> tuple[FileEntry, ...]:
+        """As `Sandbox.list_folder`. Raises also BackgroundLoopError, and SandboxError after release."""
+        return background_loop().run(self._box().list_folder(path, max_entries=max_entries))
+
+    def copy_out(self, path: str, target: Path, *, max_bytes: int = 2**26, max_files: int = 10_000) -> CopyReport:
+        """As `Sandbox.copy_out`. Raises also BackgroundLoopError, and SandboxError after release."""
+        return background_loop().run(self._box().copy_out(path, target, max_bytes=max_bytes, max_files=max_files))
+
+    def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """As `Sandbox.write_file`. Raises also BackgroundLoopError, and SandboxError after release."""
         background_loop().run(self._box().write_file(path, data, mode=mode))
 

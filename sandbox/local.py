@@ -96,5 +96,7 @@ class LocalSandbox(AgentSandbox):
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._folder.is_symlink():  # a job put it there, and where it leads is not ours
+                self._folder.unlink()
+            shutil.rmtree(self._folder, ignore_errors=True)  # follows no link
             self._folder = None

@@ -1,11 +1,12 @@
 """A bounded pool of boxes, handed out clean.
 
-    acquire -> in use -> release -> reset (background loop) -> free
-                              \\-> can't be cleaned, or dead -> removed; the next acquire starts another one
+    acquire -> in use -> release -> reset and proof (background loop) -> free
+                              \\-> dead, not proved clean, or not to be reused -> removed, another one is started
 
 Thread-safe: the bookkeeping is under one condition, all I/O runs on the background loop. Creating and removing a box is
 retried with back-off, since an engine fails now and then; running a command never is, since it may have had effects.
-Deadlines: `acquire` waits `acquire_timeout_s` (owner: the trajectory; remedy: more boxes), a start `START_TRIES` tries.
+Starts pass a `StartGate` (rate, breaker). While the pool is open it renews the leases of all its boxes.
+Deadlines: `acquire` waits `acquire_timeout_s` (owner: the trajectory; remedy: more boxes), a start `TRIES` tries.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from quintain.sandbox.agent_sandbox import AgentSandbox
 from quintain.sandbox.background import background_loop
 from quintain.sandbox.base import SandboxError, SandboxTimeout, SandboxUnavailable
 from quintain.sandbox.blocking import BlockingSandbox
+from quintain.sandbox.config import SandboxConfig
+from quintain.sandbox.start_gate import BreakerOpen, StartGate, back_off_s
 
-PARALLEL_STARTS = 4
 TRIES = 4
-BACK_OFF_S = 0.2
 CLOSE_TIMEOUT_S = 60.0
+RENEWALS_A_LEASE = 4
 log = logging.getLogger("quintain.sandbox")
 
 
@@ -38,64 +40,121 @@ class SandboxPool:
     def __init__(
         self,
         make_box: Callable[[], AgentSandbox],
+        config: SandboxConfig,
         *,
         kind: str,
-        size: int,
-        acquire_timeout_s: float,
         notice: str | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.kind = kind
-        self.size = size
+        self.size = config.pool_size
+        self.reuse: Literal["never", "group", "reset"] = "never" if config.profile == "relaxed" else config.reuse
+        """Who may get a used box; a relaxed one is never used again, since its root can't be proved clean."""
         self.notice = notice
         """What the user must be told about this pool; None where nothing is special."""
         self.num_retries = 0
         """How often creating or removing a box had to be tried again."""
         self.num_replaced = 0
         """How many boxes were dead or could not be cleaned when they came back."""
+        self.audit: list[dict[str, Any]] = []
+        """What the audit of the first box found: a row a check; empty for boxes that isolate nothing."""
         self._make_box = make_box
-        self._acquire_timeout_s = acquire_timeout_s
+        self._acquire_timeout_s = config.acquire_timeout_s
         self._on_close = on_close
         self._changed = threading.Condition()
         self._boxes: set[AgentSandbox] = set()
         self._free: list[AgentSandbox] = []
         self._leased: dict[BlockingSandbox, AgentSandbox] = {}
+        self._groups: dict[AgentSandbox, str] = {}
         self._num_starting = self._num_resetting = self._num_waiting = 0
-        self._num_failed_starts = 0
+        self._num_failed_starts = self._num_warm = 0
         self._last_start_error: SandboxError | None = None
         self._tasks: set[concurrent.futures.Future] = set()
         self._closed = False
-        self._starts = asyncio.Semaphore(PARALLEL_STARTS)
+        self.gate = StartGate(
+            per_s=config.starts_per_s, failures=config.breaker_failures, pause_s=config.breaker_pause_s
+        )
+        self._renewals = background_loop().submit(self._renew_for_ever(config.lease_s / RENEWALS_A_LEASE))
         atexit.register(self.close)
 
-    def acquire(self) -> BlockingSandbox:
-        """A clean box. Raises SandboxTimeout (none free in time), SandboxUnavailable or SandboxError (none starts)."""
+    def acquire(self, *, group: str | None = None) -> BlockingSandbox:
+        """A clean box that answers. `group`: with `reuse="group"`, only boxes that nobody or this group had before.
+
+        Raises SandboxTimeout (none free in time), SandboxUnavailable or SandboxError (none starts).
+        """
         background_loop().check_not_inside()
         deadline = time.monotonic() + self._acquire_timeout_s
+        while True:
+            handle, box = self._take(group, deadline)
+            try:
+                background_loop().run(box.renew())
+                return handle
+            except SandboxError as error:
+                log.info("box %s is replaced: %s", box.id, error)
+                self.num_replaced += 1
+                self._drop(handle)
+            except BaseException:
+                self._drop(handle)
+                raise
+
+    def _take(self, group: str | None, deadline: float) -> tuple[BlockingSandbox, AgentSandbox]:
+        """Wait for a free box and mark it as leased."""
         with self._changed:
             failed_before = self._num_failed_starts
             self._num_waiting += 1
             try:
-                while not self._free:
+                while (box := self._pick(group)) is None:
                     self._check_open()
-                    if self._num_failed_starts > failed_before and not self._num_alive() and self._last_start_error:
-                        raise self._last_start_error
-                    if self._num_starting + self._num_resetting < self._num_waiting and self._num_alive() < self.size:
-                        self._begin_start()
+                    pause_s = self.gate.retry_in_s()
+                    if not self._num_alive():
+                        if pause_s:
+                            raise self.gate.refusal()
+                        if self._num_failed_starts > failed_before and self._last_start_error:
+                            raise self._last_start_error
+                    self._make_room()
                     left_s = deadline - time.monotonic()
                     if left_s <= 0:
                         raise SandboxTimeout(
                             f"no free box in {self._acquire_timeout_s:g} s: {len(self._leased)} of {self.size} are in "
                             "use (raise sandbox.pool_size, or give boxes back sooner)"
                         )
-                    self._changed.wait(left_s)
+                    self._changed.wait(min(left_s, pause_s) if pause_s else left_s)
                 self._check_open()
-                box = self._free.pop()
+                self._free.remove(box)
             finally:
                 self._num_waiting -= 1
+            if group is not None:
+                self._groups[box] = group
             handle = BlockingSandbox(box)
             self._leased[handle] = box
-            return handle
+            return handle, box
+
+    def _pick(self, group: str | None) -> AgentSandbox | None:
+        """A free box that this group may have: one it had before, else one that is new."""
+        if self.reuse != "group":
+            return self._free[-1] if self._free else None
+        mine = [box for box in self._free if self._groups.get(box) == group]
+        new = [box for box in self._free if box not in self._groups]
+        return (mine + new)[0] if mine or new else None
+
+    def _make_room(self) -> None:
+        """Start a box where those that are on their way are too few for those who wait."""
+        if self.gate.retry_in_s():
+            return
+        coming = self._num_starting + (self._num_resetting if self.reuse == "reset" else 0)
+        if coming < self._num_waiting:
+            if self._num_alive() < self.size:
+                self._begin_start()
+            elif self._free:  # free, but of other groups
+                self._submit(self._remove(self._free.pop(0)))
+
+    def _drop(self, handle: BlockingSandbox) -> None:
+        """Remove a leased box that is of no use."""
+        handle.detach()
+        with self._changed:
+            box = self._leased.pop(handle, None)
+            if box is not None and not self._closed:
+                self._submit(self._remove(box))
 
     def release(self, handle: BlockingSandbox) -> None:
         """Give a box back; it is reset behind the caller's back. Idempotent."""
@@ -104,13 +163,16 @@ class SandboxPool:
             box = self._leased.pop(handle, None)
             if box is None or self._closed:
                 return
+            if self.reuse == "never" or (self.reuse == "group" and box not in self._groups):
+                self._submit(self._remove(box))
+                return
             self._num_resetting += 1
             self._submit(self._clean(box))
 
     @contextlib.contextmanager
-    def lease(self) -> Iterator[BlockingSandbox]:
+    def lease(self, *, group: str | None = None) -> Iterator[BlockingSandbox]:
         """`acquire` and `release` around a block."""
-        handle = self.acquire()
+        handle = self.acquire(group=group)
         try:
             yield handle
         finally:
@@ -119,11 +181,13 @@ class SandboxPool:
     def warm(self, num_boxes: int, on_started: Callable[[], object] | None = None) -> None:
         """Start boxes until `num_boxes` (at most `size`) are there; `on_started()` after each, in this thread.
 
+        From then on a box that is removed is replaced ahead of need, up to that number.
         Raises what starting raises, after every start has ended.
         """
         background_loop().check_not_inside()
         with self._changed:
             self._check_open()
+            self._num_warm = max(self._num_warm, min(num_boxes, self.size))
             missing = min(num_boxes, self.size) - self._num_alive()
             starts = [self._begin_start() for _ in range(missing)]
         failure: SandboxError | None = None
@@ -155,6 +219,7 @@ class SandboxPool:
         if not first:
             return
         atexit.unregister(self.close)
+        self._renewals.cancel()
         removals = [background_loop().submit(self._remove(box)) for box in boxes]
         concurrent.futures.wait([*tasks, *removals], timeout=CLOSE_TIMEOUT_S)
         self._on_close()
@@ -186,10 +251,13 @@ class SandboxPool:
         box: AgentSandbox | None = None
         error: SandboxError | None = None
         try:
-            async with self._starts:
+            async with self.gate.slot():
                 box = await self._start_with_retries()
+            self.gate.started()
         except SandboxError as caught:
             error = caught
+            if not self._closed and not isinstance(caught, BreakerOpen):
+                self.gate.failed(caught)
             raise
         finally:
             with self._changed:
@@ -222,9 +290,9 @@ class SandboxPool:
                 self.num_retries += 1
                 log.info("box %s did not start (%s), try %d of %d", box.id, error, attempt, TRIES)
             except BaseException:
-                await self._stop_with_retries(box)
+                await asyncio.shield(asyncio.ensure_future(self._stop_with_retries(box)))
                 raise
-            await asyncio.sleep(BACK_OFF_S * 2 ** (attempt - 1))
+            await asyncio.sleep(back_off_s(attempt))
         raise AssertionError("unreachable")
 
     async def _clean(self, box: AgentSandbox) -> None:
@@ -246,11 +314,15 @@ class SandboxPool:
 
     async def _remove(self, box: AgentSandbox) -> None:
         """Stop a box; only then is its place free, so that there never are more than `size`."""
+        with self._changed:
+            if box in self._free:
+                self._free.remove(box)
         await self._stop_with_retries(box)
         with self._changed:
             self._boxes.discard(box)
-            if box in self._free:
-                self._free.remove(box)
+            self._groups.pop(box, None)
+            if not self._closed and self._num_alive() < self._num_warm and not self.gate.retry_in_s():
+                self._begin_start()
             self._changed.notify_all()
 
     async def _stop_with_retries(self, box: AgentSandbox) -> None:
@@ -263,4 +335,25 @@ class SandboxPool:
                     log.warning("box %s could not be removed: %s", box.id, error)
                     return
                 self.num_retries += 1
-                await asyncio.sleep(BACK_OFF_S * 2 ** (attempt - 1))
+                await asyncio.sleep(back_off_s(attempt))
+
+    async def _renew_for_ever(self, interval_s: float) -> None:
+        """Renew every lease; a free box that does not answer is removed, one in use is its user's to notice."""
+
+        async def renew(box: AgentSandbox) -> None:
+            try:
+                await box.renew()
+            except SandboxError as error:
+                with self._changed:
+                    if box not in self._free:
+                        return
+                    self._free.remove(box)
+                    self.num_replaced += 1
+                log.info("box %s is replaced: %s", box.id, error)
+                await self._remove(box)
+
+        while True:
+            await asyncio.sleep(interval_s)
+            with self._changed:
+                boxes = list(self._boxes)
+            await asyncio.gather(*(renew(box) for box in boxes), return_exceptions=True)

@@ -43,8 +43,7 @@ def open_pool(config: SandboxConfig, *, needs_isolation: bool, owner: str) -> Sa
 def _local_pool(config: SandboxConfig, notice: str) -> SandboxPool:
     return SandboxPool(
         lambda: LocalSandbox(config, acknowledged=True),
+        config,
         kind="local",
-        size=config.pool_size,
-        acquire_timeout_s=config.acquire_timeout_s,
         notice=notice,
     )

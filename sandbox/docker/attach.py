@@ -10,7 +10,9 @@ before start, or the first bytes are lost.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from quintain.sandbox.base import SandboxError
@@ -19,6 +21,10 @@ HEADER = struct.Struct(">BxxxI")
 STDOUT = 1
 KEPT_STDERR_BYTES = 4096
 ATTACH_TIMEOUT_S = 15.0
+
+
+class StreamRefused(SandboxError):
+    """The engine answered, but gave no stream."""
 
 
 class Attachment(asyncio.Protocol):
@@ -45,10 +51,14 @@ class Attachment(asyncio.Protocol):
                 return
             payload = bytes(self._data[HEADER.size : HEADER.size + length])
             del self._data[: HEADER.size + length]
-            if stream == STDOUT:
-                self.reader.feed_data(payload)
-            else:
-                self._stderr = (self._stderr + payload)[-KEPT_STDERR_BYTES:]
+            self.deliver(stream, payload)
+
+    def deliver(self, stream: int, payload: bytes) -> None:
+        """Take a piece of the container's output."""
+        if stream == STDOUT:
+            self.reader.feed_data(payload)
+        else:
+            self._stderr = (self._stderr + payload)[-KEPT_STDERR_BYTES:]
 
     def _take_response(self) -> bool:
         head, end, rest = bytes(self._data).partition(b"\r\n\r\n")
@@ -60,7 +70,7 @@ class Attachment(asyncio.Protocol):
             self.upgraded.set_result(None)
         else:
             text = (head.splitlines()[0] + b": " + rest[:500]).decode("utf-8", "replace")
-            self.upgraded.set_exception(SandboxError(f"the Docker engine refused to attach: {text}"))
+            self.upgraded.set_exception(StreamRefused(f"the Docker engine refused a stream: {text}"))
         return self.upgraded.exception() is None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,32 +87,63 @@ class Attachment(asyncio.Protocol):
         """The end of what the container's first process wrote to stderr."""
         return self._stderr.decode("utf-8", "replace")
 
+    def end_input(self) -> None:
+        """Say that nothing more comes; False from `can_end_input` means that it can't be said."""
+        if self._transport is not None:
+            self._transport.write_eof()
+
+    def can_end_input(self) -> bool:
+        """Whether the connection can be closed in one direction (not so with TLS)."""
+        return self._transport is not None and self._transport.can_write_eof()
+
     def close(self) -> None:
         """Hang up; the container's stdin ends."""
         if self._transport is not None:
             self._transport.abort()
 
 
-async def attach(url: str, api_version: str, container: str) -> Attachment:
-    """Attach to a created container. Raises SandboxError."""
+async def attach(
+    url: str,
+    api_version: str,
+    container: str,
+    *,
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    with_output: bool = True,
+) -> Attachment:
+    """Attach to a created container, its output where `with_output`. Raises SandboxError."""
+    streams = f"stdin=1&stdout={int(with_output)}&stderr={int(with_output)}"
+    path = f"/v{api_version}/containers/{container}/attach?stream=1&{streams}"
+    return await upgrade(url, path, Attachment(), what=f"attach to container {container}", tls=tls)
+
+
+async def upgrade(
+    url: str,
+    path: str,
+    attachment: Attachment,
+    *,
+    what: str,
+    body: bytes = b"",
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+) -> Attachment:
+    """POST to the engine and keep the connection as a stream of frames. Raises SandboxError."""
     loop = asyncio.get_running_loop()
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(ATTACH_TIMEOUT_S):
             if parts.scheme == "unix":
-                _, attachment = await loop.create_unix_connection(Attachment, parts.path)
+                await loop.create_unix_connection(lambda: attachment, parts.path)
             else:
-                _, attachment = await loop.create_connection(
-                    Attachment, parts.hostname or "localhost", parts.port or 2375
+                await loop.create_connection(
+                    lambda: attachment, parts.hostname or "localhost", parts.port or 2375, ssl=tls()
                 )
-            path = f"/v{api_version}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
             head = f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
-            attachment.write(f"{head}Content-Length: 0\r\n\r\n".encode())
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            attachment.write(head.encode() + body)
             try:
                 await attachment.upgraded
             except BaseException:
                 attachment.close()
                 raise
     except (OSError, TimeoutError) as error:
-        raise SandboxError(f"cannot attach to container {container} at {url}: {error or 'no answer'}") from error
+        raise SandboxError(f"cannot {what} at {url}: {error or 'no answer'}") from error
     return attachment

@@ -1,4 +1,4 @@
-"""A small Debian root (shell, coreutils, python3) as a tar, from this machine's own installed packages.
+"""A small Debian root (shell, coreutils, python3; git without Perl) as a tar, from this machine's installed packages.
 
 No download and no sub-process: dpkg's database names the packages' files and dependencies. Only files that packages own
 go in, and none of /etc, where an administrator's settings are. Set-uid bits are dropped.
@@ -20,10 +20,10 @@ from typing import IO
 
 ADMIN = Path("/var/lib/dpkg")
 NEEDED = ["base-files", "bash", "coreutils", "dash", "grep", "libc-bin", "python3", "sed"]
-WANTED = ["bc", "debianutils", "diffutils", "findutils", "gawk", "gzip", "mawk", "procps", "tar", "util-linux"]
+WANTED = ["bc", "debianutils", "diffutils", "findutils", "gawk", "git", "gzip", "mawk", "procps", "tar", "util-linux"]
 SKIPPED_PACKAGES = {
-    "adduser", "base-passwd", "debconf", "dpkg", "init-system-helpers", "install-info", "login", "lsb-base", "mount",
-    "passwd", "perl-base", "sysvinit-utils", "tzdata",
+    "adduser", "base-passwd", "debconf", "dpkg", "git-man", "init-system-helpers", "install-info", "liberror-perl",
+    "login", "lsb-base", "mount", "passwd", "perl", "perl-base", "sysvinit-utils", "tzdata",
 }  # fmt: skip
 SKIPPED_PATHS = re.compile(
     r"/(etc|var|boot|home|root)(/|$)|/usr/share/(man|doc|locale|info|lintian|bug|menu|bash-completion|doc-base)(/|$)"

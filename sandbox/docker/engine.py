@@ -1,4 +1,4 @@
-"""One Docker engine: finding it, calling it, and removing what dead owners left on it.
+"""One Docker engine: finding it and calling it.
 
 SDK calls block, so they run in a few threads of the engine's own, each with its own SDK client (a client is not
 promised to be thread-safe). What the SDK raises (docker's, requests' and urllib3's exceptions) leaves here as
@@ -8,8 +8,6 @@ SandboxError.
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -21,14 +19,14 @@ import urllib3.exceptions
 
 from quintain.sandbox.background import BlockingCalls
 from quintain.sandbox.base import SandboxError, SandboxUnavailable
-from quintain.sandbox.docker.owner import PID, owner_is_dead
+from quintain.sandbox.docker.address import Address, default_address
 
 T = TypeVar("T")
+OLDEST_API = "1.40"
 PING_TIMEOUT_S = 1
 CALL_TIMEOUT_S = 60
 IMAGE_TIMEOUT_S = 600
 NUM_THREADS = 4
-log = logging.getLogger("quintain.sandbox")
 
 
 class EngineMissing(SandboxUnavailable):
@@ -59,51 +57,55 @@ def engine_errors(what: str) -> Iterator[None]:
 class Engine:
     """A reachable engine. `connect`, then calls; `close` at the end."""
 
-    def __init__(self, url: str, api_version: str) -> None:
-        self.url = url
+    def __init__(self, address: Address, api_version: str, *, num_threads: int = NUM_THREADS) -> None:
+        self.address = address
+        self.url = address.url
         self.api_version = api_version
         self._clients = threading.local()
-        self._calls = BlockingCalls(NUM_THREADS, name="quintain-docker")
+        self._calls = BlockingCalls(num_threads, name="quintain-docker")
 
     @classmethod
-    def connect(cls) -> Engine:
-        """The engine of DOCKER_HOST or of the usual sockets, asked once.
+    def connect(cls, address: Address | None = None, *, num_threads: int = NUM_THREADS) -> Engine:
+        """The engine at `address` (default: of DOCKER_HOST or of the usual sockets), asked once.
 
-        Raises EngineMissing within 2 s where none answers, SandboxUnavailable for a kind of address not supported.
+        Raises EngineMissing within 2 s (ssh: 20 s) where none answers, SandboxUnavailable for an address of a kind that
+        is not supported.
         """
-        url = engine_url()
-        if not url.startswith(("unix://", "tcp://", "http://")) or os.environ.get("DOCKER_TLS_VERIFY"):
-            raise SandboxUnavailable(
-                f"DOCKER_HOST={url}: quintain reaches engines over unix:// and plain tcp:// only; forward the engine's "
-                "socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and point DOCKER_HOST at it"
-            )
+        address = address or default_address()
         answer: list[str | Exception] = []
 
         def ask() -> None:
             try:
                 with engine_errors("tell its version"):
-                    answer.append(docker.APIClient(url, version="auto", timeout=PING_TIMEOUT_S).api_version)
+                    client = address.client(timeout_s=PING_TIMEOUT_S, version=OLDEST_API)
+                    answer.append(client.version(api_version=False)["ApiVersion"])
             except SandboxError as error:
                 answer.append(error)
 
+        try:
+            address.open()
+        except SandboxUnavailable as error:
+            raise EngineMissing(str(error)) from error
         # In a thread of its own: resolving a host name has no deadline.
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(PING_TIMEOUT_S + 0.5)
         if not answer or isinstance(answer[0], Exception):
+            address.close()
             reason = str(answer[0]) if answer else f"no answer in {PING_TIMEOUT_S} s"
-            raise EngineMissing(f"no Docker engine answers at {url} ({reason})")
-        return cls(url, answer[0])
+            raise EngineMissing(f"no Docker engine answers at {address.given} ({reason})")
+        return cls(address, answer[0], num_threads=num_threads)
 
     def client(self) -> docker.APIClient:
         """This thread's SDK client."""
         if not hasattr(self._clients, "client"):
-            self._clients.client = docker.APIClient(self.url, version=self.api_version, timeout=CALL_TIMEOUT_S)
+            with engine_errors("take a connection"):
+                self._clients.client = self.address.client(timeout_s=CALL_TIMEOUT_S, version=self.api_version)
         return self._clients.client
 
     def image_client(self) -> docker.APIClient:
         """A client patient enough for building and pulling images."""
-        return docker.APIClient(self.url, version=self.api_version, timeout=IMAGE_TIMEOUT_S)
+        return self.address.client(timeout_s=IMAGE_TIMEOUT_S, version=self.api_version)
 
     async def call(self, what: str, function: Callable[[docker.APIClient], T]) -> T:
         """Run a blocking SDK call in one of the engine's threads. Raises EngineError."""
@@ -123,28 +125,7 @@ class Engine:
             if error.status not in (404, 409):
                 raise
 
-    def remove_leftovers(self) -> int:
-        """Remove the boxes whose owner is a dead process of this machine; how many there were. Raises EngineError."""
-        with engine_errors("list containers"):
-            found = self.client().containers(all=True, filters={"label": PID})
-        dead = [container["Id"] for container in found if owner_is_dead(container.get("Labels") or {})]
-        for container in dead:
-            try:
-                self.remove(container)
-            except EngineError as error:
-                log.warning("a box that an earlier run left could not be removed: %s", error)
-        return len(dead)
-
     def close(self) -> None:
-        """Let the engine's threads end."""
+        """Let the engine's threads end, and the way to it. Idempotent."""
         self._calls.close()
-
-
-def engine_url() -> str:
-    """DOCKER_HOST, else the first usual socket that exists, else the default one."""
-    given = os.environ.get("DOCKER_HOST")
-    if given:
-        return given
-    usual = "/var/run/docker.sock"
-    own = os.path.join(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"), "docker.sock")
-    return f"unix://{own}" if os.path.exists(own) and not os.path.exists(usual) else f"unix://{usual}"
+        self.address.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
+from dataclasses import dataclass
 
 import docker.errors
 
@@ -23,13 +24,38 @@ CHANGES = ["ENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
 log = logging.getLogger("quintain.sandbox")
 
 
-def ensure_image(engine: Engine, named: str | None) -> str:
-    """The reference of an image that is on the engine now.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image that is on an engine.
+
+    Example: ``Image(reference="quintain-box:3f9a…", digest="sha256:77…", env=("PATH=/usr/bin",))``
+    """
+
+    reference: str
+    digest: str
+    """The engine's id of its content."""
+    env: tuple[str, ...]
+    """`NAME=value` that the image gives to every process."""
+
+
+def ensure_image(engine: Engine, named: str | None) -> Image:
+    """The image that boxes are made from, on the engine now.
 
     Raises SandboxUnavailable, whose message names the remedy, and EngineError.
     """
+    return describe(engine, _reference(engine, named))
+
+
+def describe(engine: Engine, reference: str) -> Image:
+    """What the engine says of an image that it has. Raises EngineError."""
+    with engine_errors(f"look at image {reference}"):
+        found = engine.client().inspect_image(reference)
+    return Image(reference=reference, digest=found["Id"], env=tuple((found.get("Config") or {}).get("Env") or ()))
+
+
+def _reference(engine: Engine, named: str | None) -> str:
     if named is not None:
-        if not _present(engine, named):
+        if not present(engine, named):
             raise SandboxUnavailable(
                 f"sandbox.image={named}: the engine at {engine.url} has no such image; "
                 f"`docker pull {named}` (or build it), or unset sandbox.image for quintain's own"
@@ -37,11 +63,12 @@ def ensure_image(engine: Engine, named: str | None) -> str:
         return named
     own: str | None = None
     with contextlib.suppress(PackagesMissing):
-        own = _from_this_machine(engine) if engine.url.startswith("unix://") else None
+        own = from_this_machine(engine) if engine.address.given.startswith("unix://") else None
     return own or _pulled(engine)
 
 
-def _present(engine: Engine, image: str) -> bool:
+def present(engine: Engine, image: str) -> bool:
+    """Whether the engine has it. Raises EngineError."""
     try:
         with engine_errors(f"look for image {image}"):
             engine.client().inspect_image(image)
@@ -52,10 +79,11 @@ def _present(engine: Engine, image: str) -> bool:
     return True
 
 
-def _from_this_machine(engine: Engine) -> str:
+def from_this_machine(engine: Engine) -> str:
+    """quintain's own image, made where it is missing. Raises PackagesMissing, EngineError."""
     plan = plan_root()
     image = f"{REPOSITORY}:{plan.digest}"
-    if _present(engine, image):
+    if present(engine, image):
         return image
     log.info("making the sandbox image %s from this machine's packages", image)
     with tempfile.NamedTemporaryFile(prefix="quintain-image-", suffix=".tar") as file:
@@ -67,7 +95,7 @@ def _from_this_machine(engine: Engine) -> str:
 
 
 def _pulled(engine: Engine) -> str:
-    if _present(engine, FALLBACK):
+    if present(engine, FALLBACK):
         return FALLBACK
     log.info("pulling the sandbox image %s", FALLBACK)
     try:

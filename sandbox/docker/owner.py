@@ -1,4 +1,4 @@
-"""Who owns a container: labels that let a later run tell the boxes of a dead process from those of a live one.
+"""Who owns a container, network or volume: labels that let a later run tell what a dead process left from a live one's.
 
 A pid alone says little (it is reused, and another pid namespace has its own), so the labels hold the machine with its
 pid namespace, the pid, and the process's start time together with the boot it belongs to.
@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 RUN, HOST, PID, STARTED = "quintain.run", "quintain.host", "quintain.pid", "quintain.started"
+POOL, LEASE_S, NETWORK = "quintain.pool", "quintain.lease_s", "quintain.network"
+"""Of which pool of its owner, how long a box lives without a word of it, and which network its recipe chose."""
 
 
 def labels_of_this_process(run: str) -> dict[str, str]:
-    """The labels of every container that this process makes for `run`."""
+    """The labels of everything that this process makes for `run`."""
     pid = os.getpid()
     return {RUN: run, HOST: _host(), PID: str(pid), STARTED: _started(pid) or "unknown"}
 
@@ -26,6 +28,15 @@ def owner_is_dead(labels: Mapping[str, str]) -> bool:
     if labels.get(HOST) != _host() or not pid.isdigit():
         return False
     return _started(int(pid)) != labels.get(STARTED)
+
+
+def owner_state(labels: Mapping[str, str]) -> str:
+    """`this process`, `alive`, `dead`, or `another machine` (whose processes can't be seen from here)."""
+    if labels.get(HOST) != _host():
+        return "another machine"
+    if owner_is_dead(labels):
+        return "dead"
+    return "this process" if labels.get(PID) == str(os.getpid()) else "alive"
 
 
 def _host() -> str:

@@ -53,6 +53,10 @@ class FlakyEngine:
             self.num_failed[kind] += failed
             return failed
 
+    def rewrite(self, head: bytes, rest: bytes) -> tuple[bytes, bytes]:
+        """What the engine gets instead of a request's head and body."""
+        return head, rest
+
     def _serve(self, client: socket.socket) -> None:
         with client:
             head = b""
@@ -68,6 +72,7 @@ class FlakyEngine:
             if self._fails(head):
                 client.sendall(FAILURE)
                 return
+            head, rest = self.rewrite(head, rest)
             if b"Upgrade: tcp" not in head:
                 head = re.sub(rb"\r\nConnection: [^\r]*", b"", head) + b"\r\nConnection: close"
             with socket.socket(socket.AF_UNIX) as engine:

@@ -92,7 +92,7 @@ def test_a_fork_bomb_is_contained_and_the_box_is_usable_after_it(pool: SandboxPo
 
 
 def test_a_job_that_eats_memory_dies_and_the_agent_does_not(make_pool):
-    with make_pool("docker", memory_bytes=96 * 2**20).lease() as box:
+    with make_pool("docker", memory_bytes=96 * 2**20, work_bytes=16 * 2**20).lease() as box:
         assert box.exec(python("x = []\nwhile True: x.append(bytearray(2**20))"), timeout_s=20).exit_code == 137
         hogs = (
             "for i in 1 2 3 4 5 6; do python3 -c 'import time; x = bytearray(30 * 2**20); time.sleep(2)' & done; wait"

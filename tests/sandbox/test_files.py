@@ -87,3 +87,39 @@ def test_reset_ends_what_a_trajectory_left_running(pool: SandboxPool):
         children = box.exec("awk -v agent=$PPID '$4 == agent' /proc/[0-9]*/stat 2>/dev/null | wc -l").stdout
         assert children.strip() == "1"  # the shell that counts
     assert pool.num_replaced == 0
+
+
+def test_a_large_file_may_be_read_only_and_stays_so(box: BlockingSandbox):
+    data = bytes(range(256)) * 10_000
+    box.write_file("fixed", data, mode=0o444)
+    assert box.read_file("fixed", max_bytes=len(data)) == data
+    with pytest.raises(PermissionError, match="fixed"):
+        box.write_file("fixed", b"x")
+    box.exec("chmod 200 fixed")
+    with pytest.raises(PermissionError, match="fixed"):
+        box.read_file("fixed")
+
+
+def test_a_folder_lists_what_is_in_it(box: BlockingSandbox):
+    box.exec(["python3", "-c", "open(b'no\\xffutf', 'w').write('12345')"])
+    box.exec("mkdir sub; touch sub/inner; ln -s /etc/passwd link; mkfifo pipe; echo 123 > file; chmod 640 file")
+    found = {entry.name: entry for entry in box.list_folder()}
+    kinds = {name: entry.kind for name, entry in found.items()}
+    assert kinds == {"no\udcffutf": "file", "sub": "folder", "link": "link", "pipe": "other", "file": "file"}
+    assert (found["file"].size_bytes, found["file"].mode) == (4, 0o640)
+    assert box.read_file("no\udcffutf") == b"12345"
+    assert [entry.name for entry in box.list_folder("sub")] == ["inner"]
+    with pytest.raises(FileNotFoundError):
+        box.list_folder("missing")
+    with pytest.raises(NotADirectoryError):
+        box.list_folder("file")
+    with pytest.raises(ValueError, match="max_entries=3"):
+        box.list_folder(max_entries=3)
+
+
+def test_text_is_utf_8_with_its_line_ends(box: BlockingSandbox):
+    box.write_file("text", "naïve 😀\r\n")
+    assert box.read_text("text") == "naïve 😀\r\n"
+    box.write_file("bytes", b"\xff")
+    with pytest.raises(UnicodeDecodeError):
+        box.read_text("bytes")

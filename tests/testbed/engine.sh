@@ -6,6 +6,9 @@
 #   engine.sh status   exit 0 where it answers, 3 where not
 #   engine.sh stop     end the private engine, and only that one, by its pid; not while another caller of `start` lives
 # The private one has its own socket, data, exec root, pid file and cgroup parent, and never touches another dockerd.
+# Several side by side: QUINTAIN_TEST_ENGINE_PRIVATE=1 (use no engine that answers already) and, for each, its own
+# QUINTAIN_TEST_ENGINE_ROOT (data) and QUINTAIN_TEST_ENGINE_RUN (socket, pid file); `purge` is `stop` and no data left.
+# QUINTAIN_TEST_ENGINE_OPTIONS: more options for dockerd (`--config-file F` for other runtimes, say).
 set -euo pipefail
 ROOT=${QUINTAIN_TEST_ENGINE_ROOT:-/var/lib/quintain-test}
 RUN=${QUINTAIN_TEST_ENGINE_RUN:-/run/quintain-test} # keep short: a unix socket path holds 107 bytes
@@ -32,7 +35,7 @@ sys.exit(response.status >= 300)
 PYTHON
 }
 answers() { api "${1:-unix:///var/run/docker.sock}" GET /_ping >/dev/null 2>&1; } # empty = the default socket
-given_answers() { [ "$GIVEN" != "unix://$SOCK" ] && answers "$GIVEN"; }
+given_answers() { [ -z "${QUINTAIN_TEST_ENGINE_PRIVATE:-}" ] && [ "$GIVEN" != "unix://$SOCK" ] && answers "$GIVEN"; }
 mine() { # is pid $1 alive, and does its command line hold $2?
   [ -n "${1:-}" ] && [ -r "/proc/$1/cmdline" ] && tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qF -- "$2"
 }
@@ -93,6 +96,7 @@ launch() {
     --storage-driver overlay2 --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent "$CGROUP" \
     --bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
     --log-opt max-size=1m --log-opt max-file=1 --shutdown-timeout 3 --log-level warn \
+    ${QUINTAIN_TEST_ENGINE_OPTIONS:-} \
     </dev/null >>"$LOG" 2>&1 9>&- &
   pid=$!
   for ((i = 0; i < 600; i++)); do
@@ -150,13 +154,18 @@ stop() {
   rm -f "$PIDF" "$SOCK" "$RUN/exec/containerd/containerd.pid"
   say "stopped"
 }
+purge() {
+  stop
+  mine "$(pid_of "$PIDF")" "$PIDF" || rm -rf --one-file-system "$ROOT" "$RUN"
+}
 case ${1:-} in
 start) start ;;
 stop) stop ;;
+purge) purge ;;
 status) if given_answers || answers "unix://$SOCK"; then say "running"; else say "not running"; exit 3; fi ;;
 env)
   if given_answers; then
     if [ -n "$GIVEN" ]; then echo "export DOCKER_HOST=$GIVEN"; else echo "export DOCKER_HOST=unix:///var/run/docker.sock"; fi
   else echo "export DOCKER_HOST=unix://$SOCK"; fi ;;
-*) sed -n '2,8p' "$0" >&2; exit 2 ;;
+*) sed -n '2,11p' "$0" >&2; exit 2 ;;
 esac
