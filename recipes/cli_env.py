@@ -22,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from quintain.envs.config import EnvironmentConfig
-from quintain.recipes.cli_errors import is_input_error
 from quintain.sandbox.config import SandboxConfig
 
 if TYPE_CHECKING:
@@ -74,18 +73,12 @@ def list_environments(*, as_json: bool) -> None:
 def check_environment(env_id: str, *, sandbox_type: str) -> bool:
     """Run every check, print the report, and say whether all passed.
 
-    Raises UnknownEnvironmentError, and SandboxUnavailable where its tools need a box that can't be had.
+    Raises UnknownEnvironmentError, EnvironmentImportError, and SandboxUnavailable where no box for its tools can be had.
     """
     from quintain.envs import env_class
     from quintain.sandbox import open_pool
 
-    try:
-        cls = env_class(env_id)
-    except Exception as error:
-        if is_input_error(error):
-            raise
-        _print_report(env_id, [CheckResult(name="can be imported", status="failed", detail=_words(error))])
-        return False
+    cls = env_class(env_id)
     pool = None
     if cls.sandbox_scope != "none":
         config = SandboxConfig.model_validate({"type": sandbox_type, "pool_size": 2})

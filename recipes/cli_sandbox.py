@@ -28,12 +28,12 @@ class _Sizes(click.ParamType):
         return sizes
 
 
-@click.group()
+@click.group(short_help="The boxes that tools run in: safety, speed, left-overs.")
 def sandbox() -> None:
     """The boxes that tools run in: are they safe, how quick are they, what is left of them."""
 
 
-@sandbox.command()
+@sandbox.command(short_help="Look at a box from inside: does it protect?")
 @_SETTINGS
 @_JSON
 def audit(settings: tuple[str, ...], as_json: bool) -> None:
@@ -51,7 +51,7 @@ def audit(settings: tuple[str, ...], as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-@sandbox.command()
+@sandbox.command(short_help="Commands, starts, throughput and memory of boxes.")
 @_SETTINGS
 @click.option(
     "--sizes", type=_Sizes(), default="1,16", show_default=True, help="Numbers of boxes to run at once, up to 1024."
@@ -71,7 +71,7 @@ def bench(settings: tuple[str, ...], sizes: tuple[int, ...], as_json: bool) -> N
     print_bench(settings, sizes=sizes, as_json=as_json)
 
 
-@sandbox.command()
+@sandbox.command(short_help="Build an image without any registry.")
 @click.argument("source", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--network",
@@ -99,7 +99,7 @@ def build(source: Path | None, network: str, build_args: tuple[str, ...], as_jso
     print_build(source, network=network, build_args=build_args, as_json=as_json)
 
 
-@sandbox.command()
+@sandbox.command(short_help="Remove what dead owners left on the engines.")
 @_SETTINGS
 @_JSON
 def cleanup(settings: tuple[str, ...], as_json: bool) -> None:
@@ -115,7 +115,7 @@ def cleanup(settings: tuple[str, ...], as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-@sandbox.command(name="list")
+@sandbox.command(name="list", short_help="Everything of quintain's on the engines.")
 @_SETTINGS
 @_JSON
 def list_(settings: tuple[str, ...], as_json: bool) -> None:
