@@ -73,7 +73,7 @@ def list_environments(*, as_json: bool) -> None:
 def check_environment(env_id: str, *, sandbox_type: str) -> bool:
     """Run every check, print the report, and say whether all passed.
 
-    Raises UnknownEnvironmentError, EnvironmentImportError, and SandboxUnavailable where no box for its tools can be had.
+    Raises UnknownEnvironmentError, EnvironmentImportError, and SandboxUnavailable where its tools need a box in vain.
     """
     from quintain.envs import env_class
     from quintain.sandbox import open_pool
