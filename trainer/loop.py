@@ -33,6 +33,7 @@ from quintain.trainer.advantages import group_advantages
 from quintain.trainer.batch import EmptyBatchError, samples_from_groups
 from quintain.trainer.checkpoint import CheckpointError, Checkpoints
 from quintain.trainer.config import AlgorithmConfig, CheckpointConfig, EvalConfig, TrainerConfig
+from quintain.trainer.interrupts import interrupts_held
 from quintain.trainer.learner import Learner
 from quintain.trainer.metrics import rollout_metrics
 from quintain.trainer.progress import Progress
@@ -136,10 +137,14 @@ class TrainingLoop:
 
     def _one_batch(self) -> str:
         """Sample, score, train, record one batch; returns a short note for the progress line."""
-        state, algorithm = self.state, self.config.algorithm
         started = time.perf_counter()
         groups = self._collect()
-        sampled = time.perf_counter()
+        with interrupts_held():  # an update and its record are whole or absent
+            return self._learn_from(groups, started, time.perf_counter())
+
+    def _learn_from(self, groups: Sequence[Group], started: float, sampled: float) -> str:
+        """Train on groups whose sampling began at `started` and ended at `sampled`; record the batch."""
+        state, algorithm = self.state, self.config.algorithm
         advantages_P_G = group_advantages(groups, algorithm)
         samples = samples_from_groups(groups, advantages_P_G, algorithm)
         sampled_by = self.learner.policy_version
