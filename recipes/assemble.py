@@ -47,12 +47,10 @@ class Parts:
     runner: RolloutRunner
     eval_runner: RolloutRunner
 
-    def evaluate(
-        self, progress: Progress, *, greedy: bool, num_tasks: int | None = None, name: str = "eval"
-    ) -> EvalResult:
+    def evaluate(self, progress: Progress, *, greedy: bool, num_tasks: int | None = None) -> EvalResult:
         """Success of the policy as it is on the held-out tasks."""
         tasks = self.eval_tasks[:num_tasks]
-        with progress.phase(f"{name} ({'greedy' if greedy else 'sampled'})", total=len(tasks)) as bar:
+        with progress.phase(f"eval ({'greedy' if greedy else 'sampled'})", total=len(tasks)) as bar:
             return evaluate(self.eval_runner, tasks, greedy=greedy, on_trajectory=lambda _: bar.advance(1))
 
     def warm_up(self, config: RecipeConfig, progress: Progress) -> None:
@@ -143,16 +141,17 @@ def assemble(
 def _runner(
     config: RecipeConfig, split: str, policy: LocalPolicy, renderer: ChatRenderer, pool: SandboxPool | None
 ) -> RolloutRunner:
-    holds_box = pool is not None and env_class(config.environment.id).sandbox_scope == "trajectory"
-    most = config.rollout.max_concurrent
+    max_concurrent = config.rollout.max_concurrent
+    if pool is not None and env_class(config.environment.id).sandbox_scope == "trajectory":
+        # A trajectory that holds a box for its whole life must not wait for one that waits for it.
+        max_concurrent = min(max_concurrent, pool.size)
     return RolloutRunner(
         policy=policy,
         renderer=renderer,
         make_env=lambda: make_env(config.environment, split=split, pool=pool),  # pyright: ignore[reportArgumentType]
         config=config.rollout,
         seed=config.seed,
-        # A trajectory that holds a box for its whole life must not wait for one that waits for it.
-        max_concurrent=min(most, pool.size) if holds_box and pool is not None else most,
+        max_concurrent=max_concurrent,
     )
 
 

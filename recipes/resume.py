@@ -24,7 +24,8 @@ FREE_TO_CHANGE = (
     "rollout.num_retries",
     "rollout.max_failure_frac",
 )
-"""Settings that a resumed run may change: they alter neither what was learned nor what is learned from now on."""
+"""Settings that a resumed run may change: none alters what was learned. `trainer.steps` stretches a schedule that is
+not constant, and concurrency, threads and micro-batches change what comes by rounding only."""
 
 
 def run_of(recipe: Path) -> Path | None:
