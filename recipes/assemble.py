@@ -112,6 +112,10 @@ def assemble(
     load: Callable[[ToolEnv], tuple[PreTrainedModel, PreTrainedTokenizerFast]],
 ) -> Parts:
     """Build every part; whatever was opened is closed when `stack` unwinds, also after an error half-way."""
+    if config.engine.type != "local":
+        raise RecipeError(
+            f"engine.type = {config.engine.type}: runs sample in-process only so far; set engine.type=local"
+        )
     set_threads(config.trainer.num_threads)
     train_env = make_env(config.environment, split="train", pool=None)
     eval_env = make_env(config.environment, split="eval", pool=None)

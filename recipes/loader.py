@@ -13,6 +13,7 @@ Imports yaml and pydantic only, so that a typo costs no more than those.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,6 +192,12 @@ def _resolve_paths(data: dict[Any, Any], folder: Path) -> None:
             environment["id"] = f"{(folder / Path(file).expanduser()).resolve()}:{name}"
         elif name.endswith(".py") and not colon:  # the class is missing: the registry says which there are
             environment["id"] = str((folder / Path(name).expanduser()).resolve())
+    engine = data.get("engine")
+    launch = engine.get("launch") if isinstance(engine, dict) else None
+    if isinstance(launch, dict) and isinstance(launch.get("python"), str):
+        python = Path(launch["python"]).expanduser()
+        if "/" in launch["python"]:  # not resolved: the interpreter of an environment is a link out of it
+            launch["python"] = os.path.normpath(folder / python)
     warm_start = data.setdefault("warm_start", {})
     if isinstance(warm_start, dict):
         given = warm_start.get("cache_dir")

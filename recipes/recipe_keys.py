@@ -14,7 +14,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+    tuple: "a list",
+}
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 

@@ -49,6 +49,10 @@ def test_every_shipped_recipe_loads(shipped: Path):
         ("model.scratch.num_layer", "model.scratch.num_layers"),  # nested
         ("learning_rate", "algorithm.learning_rate"),  # no section
         ("group-size", "algorithm.group_size"),
+        ("engine.typ", "engine.type"),
+        ("engine.lanch.python", "engine.launch.python"),
+        ("engine.launch.num_server", "engine.launch.num_servers"),
+        ("engine.max_inflight", "engine.max_in_flight"),
     ],
 )
 def test_an_unknown_override_is_refused_with_its_path_and_the_nearest_valid_one(recipe, key: str, nearest: str):
@@ -145,6 +149,34 @@ def test_what_is_no_whole_number_is_refused_where_one_is_due(recipe, written: st
 )
 def test_a_wrong_value_is_answered_with_key_value_and_what_is_allowed(recipe, override: str, problem: str):
     assert problems(recipe(), override) == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["engine.type=sglan"], "engine.type = 'sglan': must be one of local, sglang"),
+        (["engine.type=sglang"], "engine.type = sglang needs engine.urls (running servers) or engine.launch"),
+        (["engine.urls=[http://a:1]"], "engine.urls is for engine.type = sglang, and engine.type is local"),
+        (["engine.type=sglang", "engine.urls=[a:1]"], "engine.urls: 'a:1' is no address of a server"),
+        (["engine.type=sglang", "engine.launch.num_servers=2"], "engine.launch.python: required, and not given"),
+        (["engine.type=sglang", "engine.urls=http://a:1"], "engine.urls = 'http://a:1': must be a list"),
+        (["engine.type=sglang", "engine.urls=[http://a:1]", "engine.launch.python=x"], "engine.type = sglang needs"),
+    ],
+)
+def test_an_engine_without_servers_or_with_two_kinds_is_refused(recipe, overrides: list[str], problem: str):
+    (found,) = problems(recipe(), *overrides)
+    assert found.startswith(problem)
+
+
+def test_the_engine_s_interpreter_is_relative_to_the_recipe_and_its_arguments_may_be_numbers(recipe, tmp_path: Path):
+    text = "engine:\n  type: sglang\n  launch: {python: env/bin/python, extra_args: [--tp-size, 2], env: {GPU: 1}}\n"
+    config = load_recipe(recipe(text)).config
+    assert config.engine.launch is not None
+    assert config.engine.launch.python == str(tmp_path / "env/bin/python")
+    assert config.engine.launch.extra_args == ("--tp-size", "2") and config.engine.launch.env == {"GPU": "1"}
+    assert load_recipe(recipe(dump_config(config), base="")).config == config
+    on_path = load_recipe(recipe(), ["engine.type=sglang", "engine.launch.python=python3"]).config.engine.launch
+    assert on_path is not None and on_path.python == "python3"
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "[x]", ".hidden", "''", "a b", "x" * 101, '"a\\n"'])
