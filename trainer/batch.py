@@ -3,21 +3,22 @@
 Flow::
 
     groups + advantages --samples_from_groups--> samples --split_minibatches--> K lists (one optimizer step each)
-        --make_batches--> micro-batches (`Batch`) of at most `micro_batch_tokens` tokens, sharing one denominator
+        --make_batches | batches_of_ranks--> micro-batches (`Batch`) of at most `micro_batch_tokens` tokens, sharing one
+        denominator
 
 Invariants: index `t` of every array describes token `t` itself; "no log-prob" is NaN and is selected away by the mask
 before any arithmetic; only `next_token_view` knows that token `t` is predicted at position `t - 1`; the denominator is
 the number of trained tokens of the whole optimizer step, so how it is cut into micro-batches never changes the loss.
 
-Does not do: packing several samples into a row (every `Batch` made here has one; the tensors allow more).
+Does not do: deciding which samples go together (`trainer/packing.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -25,6 +26,7 @@ from quintain.agents.outcome import Outcome
 from quintain.agents.trajectory import Group, TokenRow, Trajectory
 from quintain.trainer.advantages import MIN_VALID_MEMBERS
 from quintain.trainer.config import AlgorithmConfig
+from quintain.trainer.packing import Row, micro_batches_of, num_tokens_of, ranks_of, rows_of
 from quintain.trainer.sample import Sample
 
 
@@ -143,14 +145,44 @@ def split_minibatches(samples: Sequence[Sample], num_parts: int) -> list[list[Sa
     return [[sample for draw in part for sample in by_draw[draw]] for part in parts]
 
 
-def make_batches(samples: Sequence[Sample], *, max_tokens: int, denominator: int | None = None) -> list[Batch]:
-    """Micro-batches of at most `max_tokens` tokens (padding included), of rows of similar length.
+def make_batches(
+    samples: Sequence[Sample],
+    *,
+    max_tokens: int,
+    packed: bool = False,
+    row_tokens: int | None = None,
+    denominator: int | None = None,
+) -> list[Batch]:
+    """The micro-batches of one process: `batches_of_ranks` for a single rank."""
+    (batches,) = batches_of_ranks(
+        samples, num_ranks=1, max_tokens=max_tokens, packed=packed, row_tokens=row_tokens, denominator=denominator
+    )
+    return batches
+
+
+def batches_of_ranks(
+    samples: Sequence[Sample],
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    packed: bool = False,
+    row_tokens: int | None = None,
+    denominator: int | None = None,
+) -> list[list[Batch]]:
+    """One optimizer step's micro-batches of at most `max_tokens` tokens (padding included), one list a rank.
+
+    All lists have one length, and `has_signal` is the same at every place of them, so that ranks that wait for each
+    other in every forward and backward pass never wait in vain: a rank with less to do gets micro-batches of two tokens
+    that train nothing (weight zero). All share one denominator, that of the whole optimizer step.
 
     Samples whose advantages are all 0 come last and in batches of their own: a forward pass is all that they need. A
-    single row longer than `max_tokens` gets a batch of its own. The order depends on the samples alone, so equal
+    single sample longer than `max_tokens` gets a batch of its own. The result depends on the samples alone, so equal
     samples in any order give equal batches.
 
     Args:
+        packed: put several samples into a row.
+        row_tokens: width of a packed row; by default that of the longest sample. Attention kernels that take segments
+            of any length want `max_tokens`; others compute row width squared.
         denominator: trained tokens of the optimizer step; by default those of `samples`.
 
     Raises:
@@ -163,52 +195,89 @@ def make_batches(samples: Sequence[Sample], *, max_tokens: int, denominator: int
             f"none of the tokens of {len(samples)} samples is trained: every group has fewer than "
             f"{MIN_VALID_MEMBERS} valid members (group_size 1, or failures), is masked, or has nothing sampled"
         )
-    order = sorted(samples, key=lambda s: (-len(s.token_ids), s.draw, s.member, s.token_ids))
-    batches: list[Batch] = []
+    denominator = denominator or num_trained
+    width = max(row_tokens or 0, *(len(s.token_ids) for s in samples)) if packed else None
+    batches_of_rank: list[list[Batch]] = [[] for _ in range(num_ranks)]
     for has_signal in (True, False):
-        rows = [sample for sample in order if _has_signal(sample) is has_signal]
-        while rows:
-            num_rows = max(1, max_tokens // len(rows[0].token_ids))
-            batches.append(_collate(rows[:num_rows], denominator or num_trained, has_signal=has_signal))
-            rows = rows[num_rows:]
-    return batches
+        chosen = [sample for sample in samples if _has_signal(sample) is has_signal]
+        plans = [
+            micro_batches_of(rows_of(part, width=width), max_tokens=max_tokens) for part in ranks_of(chosen, num_ranks)
+        ]
+        for batches, plan in zip(batches_of_rank, plans, strict=True):
+            batches += [_collate(rows, denominator, has_signal=has_signal) for rows in plan]
+            missing = max(map(len, plans)) - len(plan)
+            batches += [_weightless(denominator, has_signal=has_signal)] * missing
+    return batches_of_rank
+
+
+def padding_frac(batches: Iterable[Batch]) -> float:
+    """Share of the forward passes' tokens that is padding, in [0, 1); weightless micro-batches count whole."""
+    num_tokens = num_real = 0
+    for batch in batches:
+        num_tokens += batch.num_tokens
+        num_real += int((batch.segment_ids_BT >= 0).sum()) if bool(batch.loss_mask_BT.any()) else 0
+    return 1 - num_real / num_tokens
 
 
 def _has_signal(sample: Sample) -> bool:
     return any(a != 0 for a, trained in zip(sample.advantages, sample.loss_mask, strict=True) if trained)
 
 
-def _collate(samples: Sequence[Sample], denominator: int, *, has_signal: bool) -> Batch:
-    num_tokens = max(len(sample.token_ids) for sample in samples)
+def _weightless(denominator: int, *, has_signal: bool) -> Batch:
+    """A micro-batch that trains nothing: a forward (and backward) pass in which all gradients are 0."""
+    nothing = Sample(
+        token_ids=(0, 0),
+        loss_mask=(False, False),
+        rollout_logprobs=(math.nan, math.nan),
+        advantages=(0.0, 0.0),
+        policy_versions=(-1, -1),
+        draw=-1,
+        member=-1,
+    )
+    return _collate([(nothing,)], denominator, has_signal=has_signal)
 
-    def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([(*row, *([fill] * (num_tokens - len(row)))) for row in rows], dtype=dtype)
 
-    rollout_logprobs_BT = padded([s.rollout_logprobs for s in samples], math.nan, torch.float32)
-    lengths_B1 = torch.tensor([[len(s.token_ids)] for s in samples])
-    position_ids_BT = torch.arange(num_tokens).repeat(len(samples), 1)
+def _collate(rows: Sequence[Row], denominator: int, *, has_signal: bool) -> Batch:
+    num_tokens = max(num_tokens_of(row) for row in rows)
+
+    def joined(values_of: Callable[[Sample], Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
+        joined_rows = ([value for sample in row for value in values_of(sample)] for row in rows)
+        return torch.tensor([(*row, *([fill] * (num_tokens - len(row)))) for row in joined_rows], dtype=dtype)
+
+    rollout_logprobs_BT = joined(lambda s: s.rollout_logprobs, math.nan, torch.float32)
+    segment_ids_BT = torch.full((len(rows), num_tokens), -1)
+    # A packed row's padding starts anew, too: attention is told apart by where positions restart.
+    position_ids_BT = torch.arange(num_tokens).repeat(len(rows), 1)
+    for index, row in enumerate(rows):
+        edges = list(accumulate((len(sample.token_ids) for sample in row), initial=0))
+        for segment, (start, end) in enumerate(pairwise(edges)):
+            segment_ids_BT[index, start:end] = segment
+        for start in edges[1:] if len(row) > 1 else ():
+            position_ids_BT[index, start:] = torch.arange(num_tokens - start)
     batch = Batch(
-        token_ids_BT=padded([s.token_ids for s in samples], 0, torch.int64),
-        loss_mask_BT=padded([s.loss_mask for s in samples], False, torch.bool),
+        token_ids_BT=joined(lambda s: s.token_ids, 0, torch.int64),
+        loss_mask_BT=joined(lambda s: s.loss_mask, False, torch.bool),
         rollout_logprobs_BT=rollout_logprobs_BT,
         old_logprobs_BT=torch.full_like(rollout_logprobs_BT, math.nan),
-        advantages_BT=padded([s.advantages for s in samples], 0.0, torch.float32),
-        segment_ids_BT=torch.where(position_ids_BT < lengths_B1, 0, -1),
+        advantages_BT=joined(lambda s: s.advantages, 0.0, torch.float32),
+        segment_ids_BT=segment_ids_BT,
         position_ids_BT=position_ids_BT,
         denominator=denominator,
         has_signal=has_signal,
     )
-    _refuse_non_finite(samples, batch)
+    _refuse_non_finite(rows, batch)
     return batch
 
 
-def _refuse_non_finite(samples: Sequence[Sample], batch: Batch) -> None:
+def _refuse_non_finite(rows: Sequence[Row], batch: Batch) -> None:
     for what, values_BT in (("sampler log-prob", batch.rollout_logprobs_BT), ("advantage", batch.advantages_BT)):
         bad_BT = batch.loss_mask_BT & ~values_BT.isfinite()
         if bad_BT.any():
-            row, token = (int(i) for i in bad_BT.nonzero()[0])
+            row, place = (int(i) for i in bad_BT.nonzero()[0])
+            sample = rows[row][int(batch.segment_ids_BT[row, place])]
+            token = int(batch.position_ids_BT[row, place])
             raise ValueError(
-                f"sample {samples[row].draw}/{samples[row].member}: token {token} (id {samples[row].token_ids[token]}) "
-                f"is trained but its {what} is {values_BT[row, token].item()}; the policy must answer with a finite "
+                f"sample {sample.draw}/{sample.member}: token {token} (id {sample.token_ids[token]}) "
+                f"is trained but its {what} is {values_BT[row, place].item()}; the policy must answer with a finite "
                 "log-prob for every token that it sampled"
             )

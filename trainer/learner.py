@@ -33,10 +33,10 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from quintain.trainer.batch import Batch, EmptyBatchError, make_batches, split_minibatches
+from quintain.trainer.batch import Batch, EmptyBatchError, make_batches, padding_frac, split_minibatches
 from quintain.trainer.checkpoint import CheckpointError
 from quintain.trainer.config import AlgorithmConfig, TrainerConfig
-from quintain.trainer.logprobs import TokenScores, score_tokens
+from quintain.trainer.logprobs import TokenScores, refuse_packing, score_tokens
 from quintain.trainer.losses import PolicyLoss, kl_k3, policy_loss
 from quintain.trainer.model_files import load_weights, own_memory, save_model
 from quintain.trainer.sample import Sample
@@ -93,6 +93,9 @@ class Learner:
         """
         self.config = config
         self.micro_batch_tokens = trainer.micro_batch_tokens
+        self.packed = trainer.packing
+        if self.packed:
+            refuse_packing(model)
         self.temperature = temperature
         self.total_steps = total_steps or trainer.steps * config.minibatches_per_step
         self.policy_version = 0
@@ -157,7 +160,7 @@ class Learner:
             "train/learning_rate": learning_rate,
             "train/num_trained_tokens": num_tokens,
             "train/num_rows": sum(len(batch.token_ids_BT) for batches in minibatches for batch in batches),
-            "train/padding_frac": padding_frac(minibatches),
+            "train/padding_frac": padding_frac(batch for batches in minibatches for batch in batches),
             "train/minibatch_steps": len(minibatches),
             "train/num_skipped_steps": self.num_skipped_steps - num_skipped_before,
             "policy/version": self.policy_version,
@@ -171,7 +174,10 @@ class Learner:
             raise EmptyBatchError("no samples")
         parts = split_minibatches(trained, self.config.minibatches_per_step)
         device = self.accelerator.device
-        return [[b.to(device) for b in make_batches(p, max_tokens=self.micro_batch_tokens)] for p in parts]
+        return [
+            [b.to(device) for b in make_batches(p, max_tokens=self.micro_batch_tokens, packed=self.packed)]
+            for p in parts
+        ]
 
     def _with_old_logprobs(self, batches: list[Batch], tally: Tally) -> list[Batch]:
         if self.config.old_logprobs == "rollout":
@@ -312,10 +318,3 @@ class Learner:
 def oldest_version(samples: Sequence[Sample]) -> int:
     """The oldest policy version among the trained tokens; samples must have some."""
     return min(v for s in samples for v, trained in zip(s.policy_versions, s.loss_mask, strict=True) if trained)
-
-
-def padding_frac(minibatches: Sequence[Sequence[Batch]]) -> float:
-    """Share of the forward passes' tokens that is padding, in [0, 1)."""
-    batches = [batch for part in minibatches for batch in part]
-    num_real = sum(int((batch.segment_ids_BT >= 0).sum()) for batch in batches)
-    return 1 - num_real / sum(batch.num_tokens for batch in batches)

@@ -43,7 +43,8 @@ def score_tokens(model: torch.nn.Module, batch: Batch, *, temperature: float) ->
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; log-probs of training need the sampling temperature, > 0")
     view = next_token_view(batch)
-    logits_NV = _predicting_logits(model, batch, view.predictor_N).float() / temperature
+    logits_NV = _predicting_logits(model, batch, view.predictor_N)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
     logprobs_NV = logits_NV.log_softmax(dim=-1)
     logprobs_N = logprobs_NV.gather(1, view.target_N.unsqueeze(1)).squeeze(1)
     with torch.no_grad():
@@ -85,11 +86,20 @@ def _predicting_logits(model: torch.nn.Module, batch: Batch, predictor_N: torch.
     return logits.flatten(0, 1)[predictor_N]
 
 
+def refuse_packing(model: torch.nn.Module) -> None:
+    """Raises ValueError where the segments of a packed row are not known to be kept apart by this model."""
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if model_type not in PLAIN_CAUSAL_MODELS:
+        raise ValueError(
+            f"several samples a row are not supported for model type {model_type!r}, only for "
+            f"{', '.join(sorted(PLAIN_CAUSAL_MODELS))}: set trainer.packing = false"
+        )
+
+
 def _attention_arguments(model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     if batch.is_packed:
-        if model_type not in PLAIN_CAUSAL_MODELS:
-            raise ValueError(f"several samples a row are not supported for model type {model_type!r}")
+        refuse_packing(model)
         # transformers separates the segments where position ids restart and no mask is given.
         return {"position_ids": batch.position_ids_BT}
     if model_type in PLAIN_CAUSAL_MODELS:

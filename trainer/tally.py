@@ -36,6 +36,8 @@ class Tally:
         logprobs = scores.logprobs_BT.detach()[scores.trained_BT]
         rollout_logprobs = batch.rollout_logprobs_BT[scores.trained_BT]
         gap = (logprobs - rollout_logprobs).abs()
+        if not gap.numel():
+            return
         self._num_compared_tokens += gap.numel()
         self.add("gap", gap.sum())
         self.add_max("gap", gap.max())
