@@ -55,11 +55,18 @@ def train(recipe: str, overrides: tuple[str, ...], out: Path | None, resume: boo
       quintain train recipes/calculator.yaml seed=7 trainer.steps=50 --out runs/seed7
       quintain train runs/seed7/config.yaml --resume
     """
+    from quintain.recipes.launch import is_follower, needs_launch, relaunch
     from quintain.recipes.loader import load_recipe
     from quintain.recipes.preflight import preflight
 
     loaded = load_recipe(recipe, overrides)
     notices = preflight(loaded, out=out, resume=resume)
+    if needs_launch(loaded.config):
+        raise click.exceptions.Exit(relaunch(loaded.config, sys.argv[1:]))
+    if is_follower():
+        from quintain.recipes.train import follow_recipe
+
+        return follow_recipe(loaded)
 
     from quintain.recipes.progress import make_progress
 

@@ -23,6 +23,7 @@ INPUT_ERRORS = (
     "quintain.envs.errors:EnvironmentDefinitionError",
     "quintain.envs.errors:NoTasksError",
     "quintain.agents.template:TemplateError",
+    "quintain.trainer.parallel:WrappingError",
     "quintain.trainer.tracking.tracker:TrackingError",
 )
 """Errors that say what the user has to change, as `module:class`: looked up among the loaded modules only, since an

@@ -13,6 +13,8 @@ from quintain.trainer.config import (
     AlgorithmConfig,
     CheckpointConfig,
     EvalConfig,
+    LoraConfig,
+    ParallelismConfig,
     TrackingConfig,
     TrainerConfig,
     WarmStartConfig,
@@ -45,6 +47,8 @@ class ModelConfig(BaseModel):
     path: str | None = None
     """Folder (relative to the recipe) or hub name of a causal LM with its tokenizer; None = `scratch`."""
     scratch: ScratchModelConfig = ScratchModelConfig()
+    lora: LoraConfig | None = None
+    """Train low-rank adapters beside the frozen model; what is sampled, saved and exported has them merged."""
 
 
 class RecipeConfig(BaseModel):
@@ -62,6 +66,7 @@ class RecipeConfig(BaseModel):
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    parallelism: ParallelismConfig = ParallelismConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

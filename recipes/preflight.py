@@ -9,12 +9,13 @@ from pathlib import Path
 
 from quintain.recipes.config import RecipeConfig
 from quintain.recipes.loader import LoadedRecipe, RecipeError
+from quintain.recipes.resources import parallelism_problems
 
 
 def preflight(loaded: LoadedRecipe, *, out: Path | None = None, resume: bool = False) -> list[str]:
     """What the user should know before the start. Raises RecipeError with everything that can't work."""
     config = loaded.config
-    problems = [*_size_problems(config), *_path_problems(config)]
+    problems = [*_size_problems(config), *parallelism_problems(config), *_path_problems(config)]
     if out is not None:
         problems += _out_problems(out, resume=resume)
     if problems:

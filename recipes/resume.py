@@ -14,6 +14,7 @@ FREE_TO_CHANGE = (
     "trainer.steps",
     "trainer.num_threads",
     "trainer.micro_batch_tokens",
+    "parallelism",
     "sandbox",
     "tracking",
     "checkpoint",
@@ -25,7 +26,7 @@ FREE_TO_CHANGE = (
     "rollout.max_failure_frac",
 )
 """Settings that a resumed run may change: none alters what was learned. `trainer.steps` stretches a schedule that is
-not constant, and concurrency, threads and micro-batches change what comes by rounding only."""
+not constant, and concurrency, threads, processes and micro-batches change what comes by rounding only."""
 
 
 def run_of(recipe: Path) -> Path | None:

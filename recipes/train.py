@@ -8,6 +8,7 @@ The clean-up order is the reverse of the set-up: trackers close with the run's f
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,11 +27,16 @@ from quintain.recipes.run_lock import locked, make_run_folder
 from quintain.recipes.run_log import LoggedProgress, log_file
 from quintain.recipes.summary import Summary, summarise
 from quintain.trainer.checkpoint import Checkpoints, GoodCheckpoint
+from quintain.trainer.follower import follow, start_followers
+from quintain.trainer.launch import end_with_launcher
 from quintain.trainer.learner import Learner
 from quintain.trainer.loop import LoopConfig, LoopState, TrainingLoop
+from quintain.trainer.parallel import describe_wrapping, wrapping_of
 from quintain.trainer.progress import Progress
+from quintain.trainer.ranks import Ranks
 from quintain.trainer.status import StatusFile
 from quintain.trainer.task_order import TaskOrder
+from quintain.trainer.threads import set_threads
 from quintain.trainer.tracking import AimTracker, JsonlTracker, Tracker, Trackers, supersede_after
 
 logger = logging.getLogger("quintain")
@@ -59,6 +65,31 @@ def train_recipe(loaded: LoadedRecipe, *, out: Path | None, resume: bool, progre
             return _run(loaded, run_dir, resumed, status, stack, progress)
 
 
+def open_ranks(config: RecipeConfig) -> Ranks:
+    """This process among the learner's. Raises WrappingError where other processes were started than asked for."""
+    if config.parallelism.num_processes > 1:
+        end_with_launcher()
+    set_threads(config.trainer.num_threads)
+    return Ranks(config.parallelism, max_grad_norm=config.algorithm.max_grad_norm)
+
+
+def follow_recipe(loaded: LoadedRecipe) -> None:
+    """The part of the ranks other than 0: they train, and do nothing else.
+
+    Ctrl-C and SIGTERM, which reach every rank, are rank 0's to act on: it saves with the others' help and lets them go.
+    Raises RankError where it is gone.
+    """
+    config = loaded.config
+    ranks = open_ranks(config)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        temperature = config.rollout.temperature
+        follow(ranks, config.algorithm, config.trainer, temperature=temperature, lora=config.model.lora)
+    finally:
+        ranks.close()
+
+
 def _run(
     loaded: LoadedRecipe,
     run_dir: Path,
@@ -70,7 +101,9 @@ def _run(
     config = loaded.config
     state = LoopState(**resumed.state) if resumed else LoopState()
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=config.checkpoint.keep)
-    parts, learner = _start(config, run_dir, resumed, state, status, stack, progress)
+    ranks = open_ranks(config)
+    stack.callback(ranks.close)
+    parts, learner = _start(config, run_dir, resumed, state, status, stack, progress, ranks)
     checkpoints.tokenizer = parts.tokenizer
     checkpoints.check_free_space(learner)
     supersede_after(run_dir, state.step if resumed else -1)
@@ -119,6 +152,7 @@ def _start(
     status: StatusFile,
     stack: ExitStack,
     progress: Progress,
+    ranks: Ranks,
 ) -> tuple[Parts, Learner]:
     """Parts and learner as they stand before the first batch: warm-started, or as the checkpoint has them."""
     started = time.perf_counter()
@@ -131,7 +165,18 @@ def _start(
         status.update(phase="warm start")
         parts.warm_up(config, progress)
         state.seconds["warm_start"] = time.perf_counter() - assembled
-    learner = Learner(parts.model, config.algorithm, config.trainer, temperature=config.rollout.temperature)
+    start_followers(ranks, parts.model)
+    learner = Learner(
+        parts.model,
+        config.algorithm,
+        config.trainer,
+        temperature=config.rollout.temperature,
+        ranks=ranks,
+        lora=config.model.lora,
+    )
+    status.update(learner=wrapping_of(learner.model), num_processes=ranks.size)
+    if ranks.size > 1 or config.model.lora is not None:
+        progress.message(f"learner: {describe_wrapping(learner.model, ranks.size)}")
     if resumed is not None:
         learner.load(resumed.path)
         parts.policy.set_policy_version(learner.policy_version)

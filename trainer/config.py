@@ -61,6 +61,41 @@ class TrainerConfig(BaseModel):
     """Synchronous: every token is sampled by the version that is trained next."""
 
 
+class ParallelismConfig(BaseModel):
+    """Over how many processes the learner's work is spread, and how."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    strategy: Literal["single", "ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = "single"
+    """`ddp`: every process holds the whole model; `fsdp2`: weights, gradients and moments are sharded;
+    `deepspeed_*`: the same by DeepSpeed (its own extra). The run fails where the model ends up in another wrapping."""
+    num_processes: int = Field(default=1, ge=1, le=4096)
+    """Processes of the learner, over all nodes; one GPU each where there are GPUs."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Processes that share one sequence. Above 1 refused: Accelerate raises on a CPU, and it was not run on GPUs."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Processes that share one layer. Above 1 refused, for the same reason."""
+    cpu_offload: bool = False
+    """`fsdp2` on GPUs: sharded weights and moments rest in the host's memory."""
+    activation_checkpointing: bool = False
+    """Layers run again in the backward pass instead of keeping their activations."""
+    command_timeout_s: float = Field(default=21600.0, gt=0)
+    """How long the other ranks wait for rank 0's next command, while it samples. Its death ends the wait at once."""
+
+
+class LoraConfig(BaseModel):
+    """Low-rank adapters (arXiv 2106.09685) beside frozen weights: ``W x + (alpha / rank) B A x``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rank: int = Field(default=16, ge=1)
+    alpha: int = Field(default=32, ge=1)
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Ends of module names; `all-linear` is every linear layer but the output layer."""
+    dropout: Literal[0] = 0
+    """Only 0: dropout would train another policy than the one that was sampled."""
+
+
 class EvalConfig(BaseModel):
     """Evaluation on held-out tasks."""
 

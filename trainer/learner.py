@@ -8,14 +8,16 @@ Flow of `train_on`::
     each minibatch: forward, loss / denominator, backward over its micro-batches; clip the gradient; step; version + 1
     micro-batches in which every advantage is 0 get the forward pass only (for the metrics): their gradient is 0
 
+With several ranks, rank 0's `train_on`, `save` and `load` announce themselves and every rank carries them out
+(`trainer/follower.py`); gradients are those of one process, since all ranks share the step's denominator.
+
 Invariants: `policy_version` rises by 1 per optimizer step that was taken; one with a non-finite gradient norm is
-skipped, counted and does not raise it, and several in a row are an error. Weights that are not finite are never saved.
-Loaded weights get memory of their own, aligned as in a run that was never broken, so that sums come out the same. The
-model is trained in place and stays the caller's object, so an in-process
-sampler always has the live weights. It is in eval mode throughout: dropout would train another policy than the one that
+skipped on every rank, counted and does not raise it, and several in a row are an error. The caller's model always has
+the live weights, for an in-process sampler: it is the trained one, or (sharded, or with adapters) a copy that is
+refreshed after every batch. It is in eval mode throughout: dropout would train another policy than the one that
 was sampled.
 
-Does not do: rollouts, checkpoint folders (it writes its files into one: `save`), several processes.
+Does not do: rollouts, checkpoint folders (it writes its files into one: `save`).
 """
 
 from __future__ import annotations
@@ -24,25 +26,35 @@ import copy
 import math
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from quintain.trainer.batch import Batch, EmptyBatchError, make_batches, padding_frac, split_minibatches
-from quintain.trainer.checkpoint import CheckpointError
-from quintain.trainer.config import AlgorithmConfig, TrainerConfig
+from quintain.trainer import learner_files
+from quintain.trainer.batch import (
+    Batch,
+    EmptyBatchError,
+    batches_of_ranks,
+    make_batches,
+    padding_frac,
+    split_minibatches,
+)
+from quintain.trainer.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from quintain.trainer.logprobs import TokenScores, refuse_packing, score_tokens
+from quintain.trainer.lora import adapters_off, with_adapters
 from quintain.trainer.losses import PolicyLoss, kl_k3, policy_loss
-from quintain.trainer.model_files import load_weights, own_memory, save_model
+from quintain.trainer.model_files import save_model
+from quintain.trainer.parallel import check_wrapping, checkpoint_activations, shard_like
+from quintain.trainer.ranks import Ranks
 from quintain.trainer.sample import Sample
 from quintain.trainer.tally import Tally
+from quintain.trainer.whole_weights import refresh, whole
 
-MODEL_FOLDER, REFERENCE_FOLDER, STATE_FILE = "model", "reference", "learner.pt"
 MAX_SKIPPED_IN_A_ROW = 3
 """So many optimizer steps skipped one after the other end the run: the weights no longer change."""
 
@@ -81,15 +93,19 @@ class Learner:
         *,
         temperature: float,
         total_steps: int | None = None,
+        ranks: Ranks | None = None,
+        lora: LoraConfig | None = None,
     ) -> None:
         """Take over `model`, in place.
 
         Args:
             temperature: the sampling temperature of the rollouts, > 0.
             total_steps: optimizer steps of the whole run, for the schedule; by default steps x minibatches_per_step.
+            ranks: this process among the learner's, each of which makes a learner at the same time; None = alone.
+            lora: train adapters beside the frozen model.
 
         Raises:
-            RuntimeError: started with more than one process.
+            WrappingError: the model is not wrapped as `ranks.config.strategy` says.
         """
         self.config = config
         self.micro_batch_tokens = trainer.micro_batch_tokens
@@ -100,20 +116,26 @@ class Learner:
         self.total_steps = total_steps or trainer.steps * config.minibatches_per_step
         self.policy_version = 0
         self.num_skipped_steps = 0
-        self._num_skipped_in_a_row = 0
-        self.accelerator = Accelerator()
-        if self.accelerator.num_processes > 1:
-            raise RuntimeError(
-                f"the learner runs in one process, not {self.accelerator.num_processes}: start it without a "
-                "multi-process launcher"
-            )
+        self.num_skipped_in_a_row = 0
+        self.ranks = ranks or Ranks()
+        self.accelerator, self.lora = self.ranks.accelerator, lora
         model.eval()
+        self.model_class, self.dtype = type(model), model.dtype
+        self.full_model: PreTrainedModel | None = model if self.ranks.is_main else None
+        """Rank 0's: the plain model with the live weights, adapters merged, that samplers and files read."""
+        self.in_place = lora is None and self.ranks.config.strategy in ("single", "ddp", "deepspeed_zero2")
+        """Whether that is the trained model itself, not a copy refreshed after each batch."""
+        trained: Any = model if self.in_place or not self.ranks.is_main else copy.deepcopy(model)
         self.reference: PreTrainedModel | None = None
-        if config.kl_coef > 0:
-            self.reference = copy.deepcopy(model)
-            self.reference.requires_grad_(False)
-            self.reference.to(self.accelerator.device)  # pyright: ignore[reportArgumentType]
-        self.model, self.optimizer = self.accelerator.prepare(model, self._make_optimizer(model))
+        if config.kl_coef > 0 and lora is None:
+            self.reference = copy.deepcopy(model).requires_grad_(False)
+            self.reference = shard_like(self.accelerator, self.reference)
+        if self.ranks.config.activation_checkpointing:
+            checkpoint_activations(trained)
+        if lora is not None:
+            trained = with_adapters(trained, lora)
+        self.model, self.optimizer = self.accelerator.prepare(trained, self._make_optimizer(trained))
+        check_wrapping(self.model, self.ranks.config)
 
     def _make_optimizer(self, model: PreTrainedModel) -> torch.optim.Optimizer:
         config = self.config
@@ -145,39 +167,63 @@ class Learner:
             ValueError: a trained token has no finite log-prob or advantage; the weights are untouched.
             DivergedError: `MAX_SKIPPED_IN_A_ROW` optimizer steps in a row had a non-finite gradient norm.
         """
-        minibatches = self._minibatches(samples)
-        tally = Tally()
+        by_rank = self._minibatches(samples)
         staleness_max = self.policy_version - oldest_version(samples)
         learning_rate, num_skipped_before = self.learning_rate, self.num_skipped_steps
-        minibatches = [minibatches[0], *(self._with_old_logprobs(part, tally) for part in minibatches[1:])]
-        for index, batches in enumerate(minibatches):
-            self._optimizer_step(batches, tally, first=index == 0)
-        num_tokens = sum(batches[0].denominator for batches in minibatches)
-        metrics = tally.metrics(num_trained_tokens=num_tokens, num_minibatches=len(minibatches))
-        if self.reference is None:
+        self.ranks.announce("train_on")
+        tally = self.update(by_rank)
+        batches = [batch for parts in by_rank for part in parts for batch in part]
+        denominators = [part[0].denominator for part in by_rank[0]]
+        num_tokens = sum(denominators)
+        metrics = tally.metrics(num_trained_tokens=num_tokens, num_minibatches=len(denominators))
+        if not self.config.kl_coef:
             metrics.pop("train/kl_reference", None)
         return metrics | {
             "train/learning_rate": learning_rate,
             "train/num_trained_tokens": num_tokens,
-            "train/num_rows": sum(len(batch.token_ids_BT) for batches in minibatches for batch in batches),
-            "train/padding_frac": padding_frac(batch for batches in minibatches for batch in batches),
-            "train/minibatch_steps": len(minibatches),
+            "train/num_rows": sum(len(b.token_ids_BT) for b in batches if bool(b.loss_mask_BT.any())),
+            "train/padding_frac": padding_frac(batches),
+            "train/minibatch_steps": len(denominators),
             "train/num_skipped_steps": self.num_skipped_steps - num_skipped_before,
             "policy/version": self.policy_version,
             "policy/staleness_max": staleness_max,
         }
 
-    def _minibatches(self, samples: Sequence[Sample]) -> list[list[Batch]]:
+    def update(self, by_rank: list[list[list[Batch]]] | None = None) -> Tally:
+        """Every rank's part of `train_on`: take its micro-batches from rank 0, step, count together.
+
+        `by_rank` is `[rank][minibatch][micro-batch]` on rank 0, None on the others.
+        """
+        device = self.accelerator.device
+        minibatches = [[batch.to(device) for batch in part] for part in self.ranks.scatter(by_rank)]
+        tally = Tally()
+        minibatches = [minibatches[0], *(self._with_old_logprobs(part, tally) for part in minibatches[1:])]
+        for index, batches in enumerate(minibatches):
+            self._optimizer_step(batches, tally, first=index == 0)
+        self.refresh_full_model()
+        if self.ranks.size == 1:
+            return tally
+        tally, *others = self.ranks.gather(tally.to_cpu())
+        return tally.merge(others)
+
+    def refresh_full_model(self) -> None:
+        """Bring the copy that is sampled from to the trained weights; every rank takes part."""
+        if not self.in_place:
+            refresh(self.full_model, self.accelerator.unwrap_model(self.model))
+
+    def _minibatches(self, samples: Sequence[Sample]) -> list[list[list[Batch]]]:
+        """`[rank][minibatch][micro-batch]`."""
         trained = [sample for sample in samples if sample.num_trained_tokens]
         if not trained:
             make_batches(samples, max_tokens=self.micro_batch_tokens)  # raises, saying why
             raise EmptyBatchError("no samples")
         parts = split_minibatches(trained, self.config.minibatches_per_step)
-        device = self.accelerator.device
-        return [
-            [b.to(device) for b in make_batches(p, max_tokens=self.micro_batch_tokens, packed=self.packed)]
-            for p in parts
+        num_ranks = self.ranks.size
+        cut = [
+            batches_of_ranks(part, num_ranks=num_ranks, max_tokens=self.micro_batch_tokens, packed=self.packed)
+            for part in parts
         ]
+        return [[part[rank] for part in cut] for rank in range(num_ranks)]
 
     def _with_old_logprobs(self, batches: list[Batch], tally: Tally) -> list[Batch]:
         if self.config.old_logprobs == "rollout":
@@ -189,35 +235,43 @@ class Learner:
         return [replace(batch, old_logprobs_BT=scores.logprobs_BT) for batch, scores in scored]
 
     def _optimizer_step(self, batches: list[Batch], tally: Tally, *, first: bool) -> None:
-        for index, batch in enumerate(batches):
-            # The first always: with nothing to learn the gradient is 0, not absent, and Adam's momentum still acts.
-            wants_gradient = batch.has_signal or self.reference is not None or index == 0
-            with torch.set_grad_enabled(wants_gradient):
+        # The first always: with nothing to learn the gradient is 0, not absent, and Adam's momentum still acts.
+        wanted = [batch.has_signal or self.config.kl_coef > 0 or index == 0 for index, batch in enumerate(batches)]
+        last = max(index for index, wants_gradient in enumerate(wanted) if wants_gradient)
+        for index, (batch, wants_gradient) in enumerate(zip(batches, wanted, strict=True)):
+            with self._gradients_kept_local(index != last), torch.set_grad_enabled(wants_gradient):
                 scores = score_tokens(self.model, batch, temperature=self.temperature)
                 loss = self._loss(batch, scores, self._old_logprobs(batch, scores, first=first), tally)
-            if first:
-                tally.add_mismatch(batch, scores)
-            if wants_gradient:
-                self.accelerator.backward(loss)
+                if first:
+                    tally.add_mismatch(batch, scores)
+                if wants_gradient:
+                    # The ranks' gradients are averaged, and the denominator is the whole step's already.
+                    self.accelerator.backward(loss * self.ranks.size if self.ranks.size > 1 else loss)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        norm = float(grad_norm) if grad_norm is not None else math.nan
+        norm = float(whole(grad_norm)) if grad_norm is not None else math.nan
         tally.grad_norms.append(norm)
         if math.isfinite(norm):
             self.optimizer.step()
             self.policy_version += 1
-            self._num_skipped_in_a_row = 0
+            self.num_skipped_in_a_row = 0
         else:
             self.num_skipped_steps += 1
-            self._num_skipped_in_a_row += 1
+            self.num_skipped_in_a_row += 1
         self.optimizer.zero_grad()
-        if self._num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        if self.num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise DivergedError(
-                f"the gradient norm was not finite in {self._num_skipped_in_a_row} optimizer steps in a row (policy "
+                f"the gradient norm was not finite in {self.num_skipped_in_a_row} optimizer steps in a row (policy "
                 f"version {self.policy_version}): lower algorithm.learning_rate ({self.config.learning_rate}) or "
                 f"algorithm.max_grad_norm ({self.config.max_grad_norm}) and start again, or resume from a checkpoint"
             )
+
+    def _gradients_kept_local(self, local: bool) -> Any:
+        """DDP adds the ranks up once, at the last micro-batch; FSDP2 at each, which keeps its gradients sharded."""
+        if local and self.ranks.config.strategy == "ddp":
+            return self.accelerator.no_sync(self.model)
+        return nullcontext()
 
     def _old_logprobs(self, batch: Batch, scores: TokenScores, *, first: bool) -> torch.Tensor:
         if self.config.old_logprobs == "rollout":
@@ -235,24 +289,28 @@ class Learner:
             clip_high=self.config.clip_high,
         )
         loss = parts.loss
-        if self.reference is not None:
-            with torch.no_grad():
-                ref_BT = score_tokens(self.reference, batch, temperature=self.temperature).logprobs_BT
+        if self.config.kl_coef > 0:
+            ref_BT = self._reference_logprobs(batch)
             kl_sum = kl_k3(scores.logprobs_BT[scores.trained_BT], ref_BT[scores.trained_BT]).sum()
             loss = loss + self.config.kl_coef * kl_sum / batch.denominator
             tally.add("kl_reference", kl_sum)
         tally.add_loss(loss, parts, scores)
         return loss
 
+    def _reference_logprobs(self, batch: Batch) -> torch.Tensor:
+        reference = self.model if self.reference is None else self.reference
+        off = adapters_off(self.model) if self.reference is None else nullcontext()
+        with torch.no_grad(), off:
+            return score_tokens(reference, batch, temperature=self.temperature).logprobs_BT
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights that the next step depends on: optimizer, counters, random states."""
+        """What the next step depends on besides weights and optimizer: counters and random states."""
         numpy_state: Any = np.random.get_state(legacy=False)
         numpy_state["state"]["key"] = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
         return {
-            "optimizer": self.optimizer.state_dict(),
             "policy_version": self.policy_version,
             "num_skipped_steps": self.num_skipped_steps,
-            "num_skipped_in_a_row": self._num_skipped_in_a_row,
+            "num_skipped_in_a_row": self.num_skipped_in_a_row,
             "rng": {
                 "torch": torch.get_rng_state(),
                 "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -262,11 +320,10 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set what `state_dict` gave; the weights come apart (`load`)."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Set what `state_dict` gave; weights and optimizer come apart (`load`)."""
         self.policy_version = state["policy_version"]
         self.num_skipped_steps = state["num_skipped_steps"]
-        self._num_skipped_in_a_row = state.get("num_skipped_in_a_row", 0)
+        self.num_skipped_in_a_row = state.get("num_skipped_in_a_row", 0)
         rng = state["rng"]
         torch.set_rng_state(rng["torch"])
         if rng["cuda"] and torch.cuda.is_available():
@@ -277,42 +334,34 @@ class Learner:
         random.setstate(rng["python"])
 
     def save(self, folder: Path) -> None:
-        """Write `model/` (a Hugging Face folder, usable as `model.path`), `learner.pt` and, with a KL term,
-        `reference/` into `folder`.
+        """Write the learner's files into `folder`, which every rank sees (`learner_files`).
 
         Raises:
             CheckpointError: a weight is not finite; nothing was written.
         """
-        broken = [name for name, p in self.model.named_parameters() if not bool(p.isfinite().all())]
-        if broken:
-            raise CheckpointError(
-                f"the model diverged: {len(broken)} of its tensors hold NaN or infinity ({broken[0]}, ...), so it "
-                f"is not saved and older checkpoints stay; lower algorithm.learning_rate ({self.config.learning_rate}) "
-                f"or algorithm.max_grad_norm ({self.config.max_grad_norm}), and resume or start again"
-            )
-        save_model(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
-        if self.reference is not None:
-            save_model(self.reference, folder / REFERENCE_FOLDER)
-        torch.save(self.state_dict(), folder / STATE_FILE)
+        self.ranks.announce("save", folder)
+        learner_files.save(self, folder)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote: weights into the model that this learner has, then the state.
+        """Read what `save` wrote, on any number of ranks: weights into the model that this learner has, then the state.
 
         Raises:
             RuntimeError: the weights are of another architecture.
         """
-        load_weights(self.accelerator.unwrap_model(self.model), folder / MODEL_FOLDER)
-        if self.reference is not None:
-            load_weights(self.reference, folder / REFERENCE_FOLDER)
-            own_memory(self.reference)
-        # Also where the model came out of a file before this learner got it.
-        own_memory(self.accelerator.unwrap_model(self.model))
-        self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
+        self.ranks.announce("load", folder)
+        learner_files.load(self, folder)
+
+    def export_model(self, folder: Path) -> None:
+        """Write the live weights, adapters merged, as a Hugging Face folder; rank 0 only, and no other is needed."""
+        assert self.full_model is not None
+        save_model(self.full_model, folder)
 
     def checkpoint_bytes(self) -> int:
-        """About how much `save` writes: the weights, twice as much of Adam's moments, and the reference."""
-        num_copies = 3 if self.reference is None else 4
-        return num_copies * sum(p.numel() * p.element_size() for p in self.model.parameters())
+        """About how much `save` writes: the weights, twice as much of Adam's moments, the reference or the base."""
+        sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in self.model.parameters()]
+        weights = sum(size for size, _ in sizes)
+        trained = sum(size for size, is_trained in sizes if is_trained)
+        return weights * (1 if self.reference is None and self.lora is None else 2) + 2 * trained
 
 
 def oldest_version(samples: Sequence[Sample]) -> int:

@@ -88,7 +88,7 @@ def _predicting_logits(model: torch.nn.Module, batch: Batch, predictor_N: torch.
 
 def refuse_packing(model: torch.nn.Module) -> None:
     """Raises ValueError where the segments of a packed row are not known to be kept apart by this model."""
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    model_type = getattr(getattr(unwrapped(model), "config", None), "model_type", None)
     if model_type not in PLAIN_CAUSAL_MODELS:
         raise ValueError(
             f"several samples a row are not supported for model type {model_type!r}, only for "
@@ -97,7 +97,7 @@ def refuse_packing(model: torch.nn.Module) -> None:
 
 
 def _attention_arguments(model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    model_type = getattr(getattr(unwrapped(model), "config", None), "model_type", None)
     if batch.is_packed:
         refuse_packing(model)
         # transformers separates the segments where position ids restart and no mask is given.
@@ -105,6 +105,11 @@ def _attention_arguments(model: torch.nn.Module, batch: Batch) -> dict[str, torc
     if model_type in PLAIN_CAUSAL_MODELS:
         return {}
     return {"attention_mask": (batch.segment_ids_BT >= 0).long()}
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside DDP's or DeepSpeed's wrapper; itself where it is in none (FSDP2 changes it in place)."""
+    return getattr(model, "module", model)
 
 
 @contextmanager
@@ -119,7 +124,7 @@ def _selecting_before_output_layer(model: torch.nn.Module, predictor_N: torch.Te
         hidden_BTD = args[0]
         return (hidden_BTD.flatten(0, 1)[predictor_N].unsqueeze(0), *args[1:])
 
-    find = getattr(model, "get_output_embeddings", None)
+    find = getattr(unwrapped(model), "get_output_embeddings", None)
     output_layer = find() if find is not None else None
     if output_layer is None:
         yield

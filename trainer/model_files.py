@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 
-def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write `config.json` and the weights; the folder is usable as `model.path`."""
+def save_model(model: PreTrainedModel, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write `config.json` and the weights (other ones where given); the folder is usable as `model.path`."""
     with _no_foreign_bars():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=dict(weights) if weights is not None else None)
+
+
+def read_weights(model_class: type[PreTrainedModel], folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The folder's parameters by name, in memory that torch allocated for them."""
+    with _no_foreign_bars():
+        loaded = model_class.from_pretrained(folder, dtype=dtype)
+    return {name: parameter.detach().clone() for name, parameter in loaded.named_parameters()}
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:

@@ -6,6 +6,8 @@ read from the device before `metrics`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from quintain.trainer.batch import Batch
@@ -51,6 +53,22 @@ class Tally:
         self.add("clipped", parts.num_clipped)
         self.add("clamped", parts.num_clamped)
         self.add("entropy", scores.entropy_BT[scores.trained_BT].sum())
+
+    def to_cpu(self) -> Tally:
+        """Itself, with every number in the host's memory, so that it can be sent."""
+        for values in (self._sums, self._maxima):
+            values.update({name: value.cpu() for name, value in values.items()})
+        return self
+
+    def merge(self, others: Iterable[Tally]) -> Tally:
+        """Itself, with what the other ranks counted in the same steps; gradient norms are global already."""
+        for other in others:
+            self._num_compared_tokens += other._num_compared_tokens
+            for name, value in other._sums.items():
+                self.add(name, value)
+            for name, value in other._maxima.items():
+                self.add_max(name, value)
+        return self
 
     def metrics(self, *, num_trained_tokens: int, num_minibatches: int) -> dict[str, float]:
         """Read everything at once. `num_trained_tokens` is of the whole batch, over all its minibatches."""
