@@ -55,6 +55,8 @@ class TrainerConfig(BaseModel):
     packing: bool = False
     """Put several samples into a row, their attention kept apart. Off by default: rows of a micro-batch have similar
     lengths, so little is padding, and attention without a mask is quicker on a CPU. Changes speed, never the loss."""
+    logprob_kernel: Literal["auto", "torch", "triton"] = "auto"
+    """What computes log-probs of large vocabularies in chunks; `auto`: Triton on a GPU where it is installed."""
     num_threads: int | None = Field(default=None, ge=1, le=1024)
     """torch threads; None = the cores this process may use."""
     max_staleness: Literal[0] = 0

@@ -45,7 +45,7 @@ from quintain.trainer.batch import (
     split_minibatches,
 )
 from quintain.trainer.config import AlgorithmConfig, LoraConfig, TrainerConfig
-from quintain.trainer.logprobs import TokenScores, refuse_packing, score_tokens
+from quintain.trainer.logprobs import Kernel, TokenScores, refuse_packing, score_tokens
 from quintain.trainer.lora import adapters_off, with_adapters
 from quintain.trainer.losses import PolicyLoss, kl_k3, policy_loss
 from quintain.trainer.model_files import save_model
@@ -110,6 +110,7 @@ class Learner:
         self.config = config
         self.micro_batch_tokens = trainer.micro_batch_tokens
         self.packed = trainer.packing
+        self.kernel: Kernel = trainer.logprob_kernel
         if self.packed:
             refuse_packing(model)
         self.temperature = temperature
@@ -229,10 +230,14 @@ class Learner:
         if self.config.old_logprobs == "rollout":
             return batches
         with torch.no_grad():
-            scored = [(batch, score_tokens(self.model, batch, temperature=self.temperature)) for batch in batches]
+            scored = [(batch, self._score(batch)) for batch in batches]
         for batch, scores in scored:
             tally.add_mismatch(batch, scores)
         return [replace(batch, old_logprobs_BT=scores.logprobs_BT) for batch, scores in scored]
+
+    def _score(self, batch: Batch, model: Any = None) -> TokenScores:
+        """What `model`, by default the trained one, says about the batch's tokens."""
+        return score_tokens(model or self.model, batch, temperature=self.temperature, kernel=self.kernel)
 
     def _optimizer_step(self, batches: list[Batch], tally: Tally, *, first: bool) -> None:
         # The first always: with nothing to learn the gradient is 0, not absent, and Adam's momentum still acts.
@@ -240,7 +245,7 @@ class Learner:
         last = max(index for index, wants_gradient in enumerate(wanted) if wants_gradient)
         for index, (batch, wants_gradient) in enumerate(zip(batches, wanted, strict=True)):
             with self._gradients_kept_local(index != last), torch.set_grad_enabled(wants_gradient):
-                scores = score_tokens(self.model, batch, temperature=self.temperature)
+                scores = self._score(batch)
                 loss = self._loss(batch, scores, self._old_logprobs(batch, scores, first=first), tally)
                 if first:
                     tally.add_mismatch(batch, scores)
@@ -301,7 +306,7 @@ class Learner:
         reference = self.model if self.reference is None else self.reference
         off = adapters_off(self.model) if self.reference is None else nullcontext()
         with torch.no_grad(), off:
-            return score_tokens(reference, batch, temperature=self.temperature).logprobs_BT
+            return self._score(batch, reference).logprobs_BT
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on besides weights and optimizer: counters and random states."""
