@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from quintain.recipes.cli_accuracy import accuracy, replay_batch
 from quintain.recipes.cli_sandbox import sandbox
 
 ENVIRONMENT_DEFAULTS = {
@@ -219,6 +220,8 @@ def env_check(env_id: str, sandbox_type: str) -> None:
         raise click.exceptions.Exit(1)
 
 
+cli.add_command(accuracy)
+cli.add_command(replay_batch)
 cli.add_command(sandbox)
 
 

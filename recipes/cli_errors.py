@@ -25,6 +25,8 @@ INPUT_ERRORS = (
     "quintain.agents.template:TemplateError",
     "quintain.trainer.parallel:WrappingError",
     "quintain.trainer.tracking.tracker:TrackingError",
+    "quintain.trainer.ledger:BatchFileError",
+    "quintain.trainer.accuracy:PrecisionUnavailableError",
 )
 """Errors that say what the user has to change, as `module:class`: looked up among the loaded modules only, since an
 exception whose module was never imported cannot have been raised."""

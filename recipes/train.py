@@ -30,6 +30,7 @@ from quintain.trainer.checkpoint import Checkpoints, GoodCheckpoint
 from quintain.trainer.follower import follow, start_followers
 from quintain.trainer.launch import end_with_launcher
 from quintain.trainer.learner import Learner
+from quintain.trainer.ledger import BatchLedger
 from quintain.trainer.loop import LoopConfig, LoopState, TrainingLoop
 from quintain.trainer.parallel import describe_wrapping, wrapping_of
 from quintain.trainer.progress import Progress
@@ -129,6 +130,7 @@ def _run(
         status=status,
         progress=progress,
         state=state,
+        ledger=_ledger(config, run_dir, parts),
     )
     ended = "failed"
     try:
@@ -184,6 +186,18 @@ def _start(
             progress.message(f"passed over a newer checkpoint: {reason}")
         progress.message(f"resumed after step {state.step}, policy version {learner.policy_version}")
     return parts, learner
+
+
+def _ledger(config: RecipeConfig, run_dir: Path, parts: Parts) -> BatchLedger:
+    sections = {"algorithm": config.algorithm, "trainer": config.trainer}
+    settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
+    return BatchLedger(
+        run_dir,
+        settings=settings | {"temperature": config.rollout.temperature},
+        group_size=config.algorithm.group_size,
+        vocab_size=parts.model.config.get_text_config().vocab_size,
+        keep_all=config.trainer.save_batches,
+    )
 
 
 def _open_trackers(loaded: LoadedRecipe, run_dir: Path, parts: Parts, kind: str, progress: Progress) -> Trackers:

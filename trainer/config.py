@@ -57,6 +57,8 @@ class TrainerConfig(BaseModel):
     lengths, so little is padding, and attention without a mask is quicker on a CPU. Changes speed, never the loss."""
     logprob_kernel: Literal["auto", "torch", "triton"] = "auto"
     """What computes log-probs of large vocabularies in chunks; `auto`: Triton on a GPU where it is installed."""
+    save_batches: bool = False
+    """Keep every batch in RUN/batches, for `quintain replay-batch`; refused ones are always kept, in RUN/refused."""
     num_threads: int | None = Field(default=None, ge=1, le=1024)
     """torch threads; None = the cores this process may use."""
     max_staleness: Literal[0] = 0

@@ -35,6 +35,7 @@ from quintain.trainer.checkpoint import CheckpointError, Checkpoints
 from quintain.trainer.config import AlgorithmConfig, CheckpointConfig, EvalConfig, TrainerConfig
 from quintain.trainer.interrupts import interrupts_held
 from quintain.trainer.learner import Learner
+from quintain.trainer.ledger import BatchLedger
 from quintain.trainer.metrics import rollout_metrics
 from quintain.trainer.progress import Progress
 from quintain.trainer.sample import Sample
@@ -99,11 +100,13 @@ class TrainingLoop:
         status: StatusFile,
         progress: Progress,
         state: LoopState,
+        ledger: BatchLedger | None = None,
     ) -> None:
         self.config, self.runner, self.learner, self.policy = config, runner, learner, policy
         self.evaluate, self.task_at, self.order = evaluate, task_at, order
         self.store, self.trackers, self.checkpoints = store, trackers, checkpoints
         self.status, self.progress, self.state = status, progress, state
+        self.ledger = ledger
         self._between_batches = True
         self._saved_step = state.step if state.step else -1
 
@@ -177,6 +180,8 @@ class TrainingLoop:
 
     def _train_on(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One batch of updates; a batch that nothing can be learned from is passed over, counted."""
+        if self.ledger is not None:
+            self.ledger.admit(self.state.step + 1, samples, policy_version=self.learner.policy_version)
         self._between_batches = False
         try:
             metrics = self.learner.train_on(samples)
