@@ -1,0 +1,1 @@
+"""An SGLang environment for machines without a GPU: `install.sh` makes it, `quintain_sglang_cpu.py` runs inside it."""
