@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.quintain
+SGLANG := .sglang
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 # Another build of torch: make train TORCH="torch==2.13.0" TORCH_INDEX=https://download.pytorch.org/whl/cu130
@@ -15,7 +16,7 @@ ARGS        ?=
 # Passed to pytest: make test PYTEST_ARGS="tests/sandbox -k reset"
 PYTEST_ARGS ?=
 
-.PHONY: help train test lint format system-packages clean FORCE
+.PHONY: help train sglang test lint format system-packages clean FORCE
 
 help: ## Say what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 28
@@ -23,7 +24,11 @@ help: ## Say what there is to make
 train: $(STAMP)/run ## Set up .venv if need be, then train the calculator recipe (ARGS="seed=7 --out DIR")
 	$(BIN)/quintain train recipes/calculator.yaml $(ARGS)
 
-test: $(STAMP)/test system-packages lint ## Set up what the tests need, lint, then run all tests (PYTEST_ARGS="-k name")
+sglang: | $(BIN)/python ## SGLang for CPUs in an environment of its own, .sglang (recipes/calculator_sglang.yaml)
+	@if [ -n "$$QUINTAIN_SGLANG_PYTHON" ]; then echo "using QUINTAIN_SGLANG_PYTHON=$$QUINTAIN_SGLANG_PYTHON"; \
+	else recipes/sglang_cpu/install.sh $(SGLANG) $(BIN)/python; fi
+
+test: $(STAMP)/test sglang system-packages lint ## Set up what the tests need, lint, then run all tests (PYTEST_ARGS="-k name")
 	@tests/run_tests.sh $(PYTEST_ARGS)
 
 lint: $(STAMP)/test ## ruff, type checks, layer contracts
@@ -45,8 +50,8 @@ system-packages:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; \
 	else echo "note: chromium and chromedriver are missing; the browser tests will say so"; fi
 
-clean: ## Remove .venv and caches; runs/ stays
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist quintain.egg-info
+clean: ## Remove .venv, .sglang and caches; runs/ stays
+	rm -rf $(VENV) $(SGLANG) .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist quintain.egg-info
 
 $(BIN)/python:
 	@for python in python3.11 python3.12 python3; do \

@@ -1,18 +1,24 @@
-"""What every test runs under, and the count of tests that really met a Docker engine and a browser.
+"""What every test runs under, and the count of tests that really met a Docker engine, SGLang and a browser.
 
-Under `CI=true` a session in which either count is zero, or in which such a test was skipped, fails: a suite that
+Under `CI=true` a session in which one of the counts is zero, or in which such a test was skipped, fails: a suite that
 quietly leaves its real parts out proves nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from quintain.agents.sglang.server import ManagedServer
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -21,7 +27,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ENGINE_SCRIPT = Path(__file__).parent / "testbed" / "engine.sh"
-REAL_PARTS = {"docker": "against a Docker engine", "browser": "in a browser"}
+ROOT = Path(__file__).parents[1]
+REAL_PARTS = {"docker": "against a Docker engine", "sglang": "with SGLang", "browser": "in a browser"}
 _RAN = pytest.StashKey[Counter]()
 _SKIPPED = pytest.StashKey[Counter]()
 
@@ -35,6 +42,56 @@ def engine_url() -> str:
     line = subprocess.run([ENGINE_SCRIPT, "env"], capture_output=True, text=True, check=True).stdout
     os.environ["DOCKER_HOST"] = line.strip().partition("=")[2]
     return os.environ["DOCKER_HOST"]
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """The interpreter of the SGLang environment. A test that finds none fails; it is never skipped."""
+    python = Path(os.environ.get("QUINTAIN_SGLANG_PYTHON") or ROOT / ".sglang" / "bin" / "python")
+    if not python.is_file():
+        pytest.fail(
+            f"this test needs SGLang, and there is no {python}: run `make sglang`, or set QUINTAIN_SGLANG_PYTHON"
+        )
+    return python
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The calculator recipe's model and tokenizer as they start: fp32, random weights, a Hugging Face folder."""
+    from quintain.envs import make_env
+    from quintain.recipes.assemble import starting_model
+    from quintain.recipes.loader import load_recipe
+    from quintain.trainer.model_files import save_model
+    from quintain.trainer.progress import PlainProgress
+
+    config = load_recipe(str(ROOT / "recipes" / "calculator.yaml")).config
+    env = make_env(config.environment, split="train", pool=None)
+    model, tokenizer = starting_model(config, env, progress=PlainProgress(io.StringIO()), folder=None)
+    folder = tmp_path_factory.mktemp("tiny_model")
+    save_model(model, folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sglang_server(
+    sglang_python: Path, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ManagedServer]:
+    """One real server for all tests, with the weights of `tiny_model_dir` as version 0.
+
+    A test that changes its weights or pauses it must leave it as it was.
+    """
+    from quintain.agents.config import LaunchConfig
+    from quintain.agents.sglang.server import ManagedServer
+
+    launch = LaunchConfig(python=str(sglang_python), device="cpu", dtype="float32")
+    log = tmp_path_factory.mktemp("sglang") / "server.log"
+    server = ManagedServer(launch, model_dir=tiny_model_dir, log=log)
+    asyncio.run(server.start())
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def pytest_configure(config: pytest.Config) -> None:

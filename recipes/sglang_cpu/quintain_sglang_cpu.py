@@ -4,11 +4,11 @@
 start of every interpreter there: SGLang's scheduler and detokenizer are processes of their own, which an import in the
 server's main process would not reach.
 
-| package     | why SGLang needs it                        | what is given instead                                        |
-|-------------|--------------------------------------------|--------------------------------------------------------------|
-| triton      | kernels are *defined* when modules load    | kernels can be defined; launching one raises                 |
-| sgl_kernel  | names of CUDA and AMX kernels are imported | every name can be imported; calling one raises               |
-| torchvision | its wheel is a CUDA build                  | the two operators that it expects to be there are declared   |
+| package     | why SGLang needs it                        | what is given instead                            |
+|-------------|--------------------------------------------|--------------------------------------------------|
+| triton      | kernels are *defined* when modules load    | kernels can be defined; launching one raises     |
+| sgl_kernel  | names of CUDA and AMX kernels are imported | every name is importable; calling one raises     |
+| torchvision | its wheel is a CUDA build                  | two operators that it expects to be are declared |
 
 Invariants: nothing happens unless SGLANG_USE_CPU_ENGINE=1 when the interpreter starts, so other programs of the
 environment see no triton that isn't there; a package that is really installed wins; no stand-in ever gives a result.
@@ -169,7 +169,7 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class TorchvisionOperators(importlib.abc.MetaPathFinder):
-    """Declares, once, the operators that torchvision's compiled part would bring: it does not load beside a CPU torch."""
+    """Declares, once, the operators of torchvision's compiled part, which does not load beside a CPU torch."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname != "torchvision._meta_registrations":
