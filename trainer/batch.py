@@ -40,7 +40,8 @@ class Batch:
 
     Example (a row of 3 tokens and one of 2, the last of each trained, 2 trained tokens in the whole optimizer step):
     ``token_ids_BT=[[5, 6, 7], [5, 8, 0]], loss_mask_BT=[[F, F, T], [F, T, F]], segment_ids_BT=[[0, 0, 0], [0, 0, -1]],
-    position_ids_BT=[[0, 1, 2], [0, 1, 2]], denominator=2, has_signal=True``
+    position_ids_BT=[[0, 1, 2], [0, 1, 2]], denominator=2, num_sequences=2,
+    has_signal=True``
     """
 
     token_ids_BT: torch.Tensor  # int64
@@ -52,6 +53,8 @@ class Batch:
     position_ids_BT: torch.Tensor  # int64, restarts at 0 in every segment
     denominator: int
     """Trained tokens of the whole optimizer step, over all its micro-batches."""
+    num_sequences: int
+    """Samples of the whole optimizer step that have a trained token: what means over sequences divide by."""
     has_signal: bool
     """Whether any trained token has an advantage other than 0; without one the policy loss has no gradient."""
 
@@ -195,7 +198,7 @@ def batches_of_ranks(
             f"none of the tokens of {len(samples)} samples is trained: every group has fewer than "
             f"{MIN_VALID_MEMBERS} valid members (group_size 1, or failures), is masked, or has nothing sampled"
         )
-    denominator = denominator or num_trained
+    totals = (denominator or num_trained, sum(sample.num_trained_tokens > 0 for sample in samples))
     width = max(row_tokens or 0, *(len(s.token_ids) for s in samples)) if packed else None
     batches_of_rank: list[list[Batch]] = [[] for _ in range(num_ranks)]
     for has_signal in (True, False):
@@ -204,9 +207,9 @@ def batches_of_ranks(
             micro_batches_of(rows_of(part, width=width), max_tokens=max_tokens) for part in ranks_of(chosen, num_ranks)
         ]
         for batches, plan in zip(batches_of_rank, plans, strict=True):
-            batches += [_collate(rows, denominator, has_signal=has_signal) for rows in plan]
+            batches += [_collate(rows, totals, has_signal=has_signal) for rows in plan]
             missing = max(map(len, plans)) - len(plan)
-            batches += [_weightless(denominator, has_signal=has_signal)] * missing
+            batches += [_weightless(totals, has_signal=has_signal)] * missing
     return batches_of_rank
 
 
@@ -223,7 +226,7 @@ def _has_signal(sample: Sample) -> bool:
     return any(a != 0 for a, trained in zip(sample.advantages, sample.loss_mask, strict=True) if trained)
 
 
-def _weightless(denominator: int, *, has_signal: bool) -> Batch:
+def _weightless(totals: tuple[int, int], *, has_signal: bool) -> Batch:
     """A micro-batch that trains nothing: a forward (and backward) pass in which all gradients are 0."""
     nothing = Sample(
         token_ids=(0, 0),
@@ -234,10 +237,10 @@ def _weightless(denominator: int, *, has_signal: bool) -> Batch:
         draw=-1,
         member=-1,
     )
-    return _collate([(nothing,)], denominator, has_signal=has_signal)
+    return _collate([(nothing,)], totals, has_signal=has_signal)
 
 
-def _collate(rows: Sequence[Row], denominator: int, *, has_signal: bool) -> Batch:
+def _collate(rows: Sequence[Row], totals: tuple[int, int], *, has_signal: bool) -> Batch:
     num_tokens = max(num_tokens_of(row) for row in rows)
 
     def joined(values_of: Callable[[Sample], Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
@@ -262,7 +265,8 @@ def _collate(rows: Sequence[Row], denominator: int, *, has_signal: bool) -> Batc
         advantages_BT=joined(lambda s: s.advantages, 0.0, torch.float32),
         segment_ids_BT=segment_ids_BT,
         position_ids_BT=position_ids_BT,
-        denominator=denominator,
+        denominator=totals[0],
+        num_sequences=totals[1],
         has_signal=has_signal,
     )
     _refuse_non_finite(rows, batch)

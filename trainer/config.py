@@ -4,11 +4,46 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class CorrectionConfig(BaseModel):
+    """Off-policy correction towards the sampler (`trainer/correction.py`): importance weights, rejection, veto."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    weight: Literal["none", "truncated", "masked"] = "none"
+    """rho = exp(old - rollout), bounded to [low, high] (`truncated`) or replaced by 0 outside of it (`masked`)."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose rho: the token's, the product over its sequence, or that product's geometric mean."""
+    low: float = Field(default=0.0, ge=0)
+    high: float = Field(default=2.0, gt=0)
+    reject_level: Literal["token", "sequence", "geometric"] = "geometric"
+    reject_low: float | None = Field(default=None, ge=0)
+    reject_high: float | None = Field(default=None, gt=0)
+    """Tokens whose rho at `reject_level` is outside leave loss and denominators."""
+    veto: float | None = Field(default=None, gt=0, lt=1)
+    """A sequence with a single token of rho below this leaves whole."""
+
+    @property
+    def rejects(self) -> bool:
+        return not (self.reject_low is None and self.reject_high is None and self.veto is None)
+
+    @property
+    def is_on(self) -> bool:
+        return self.weight != "none" or self.rejects
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> CorrectionConfig:
+        for low, high in (("low", "high"), ("reject_low", "reject_high")):
+            below, above = getattr(self, low), getattr(self, high)
+            if below is not None and above is not None and below >= above:
+                raise ValueError(f"algorithm.correction.{low} ({below}) must be below {high} ({above})")
+        return self
 
 
 class AlgorithmConfig(BaseModel):
-    """GRPO: advantages, loss and optimizer."""
+    """Advantages, loss and optimizer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -24,11 +59,28 @@ class AlgorithmConfig(BaseModel):
     """Added to the group's standard deviation (sample, ddof = 1)."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """The proximal policy of the ratio: the trainer's log-probs before the batch's first update, or the sampler's."""
+    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    """`ppo`: clipped ratio of tokens (PPO, GRPO, DAPO, Dr. GRPO); `gspo`: of sequences; `cispo`: clipped weight on the
+    log-prob; `reinforce`: no ratio."""
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How token losses become one; denominators in `trainer/aggregation.py`, always of the whole optimizer step."""
+    norm_tokens: int | None = Field(default=None, ge=1)
+    """The constant that `seq-mean-token-sum-norm` divides a sequence's sum by."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bounds the loss of a token with advantage A < 0 by -dual_clip x A."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the k3 estimate of KL(policy || reference) in the loss; 0 keeps no reference model."""
+    """Weight of the estimated KL(policy || reference); 0 keeps no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss"] = "loss"
+    """Where the KL term stands."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+    correction: CorrectionConfig = CorrectionConfig()
     truncated: Literal["train", "mask", "penalise"] = "train"
     """What is done with trajectories that hit a limit: train on their reward, leave the loss (they stay in the
     baseline), or train with reward `truncated_reward`."""
@@ -41,6 +93,32 @@ class AlgorithmConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this global L2 norm."""
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> AlgorithmConfig:
+        if self.loss == "gspo" and self.aggregation != "seq-mean-token-mean":
+            raise ValueError(
+                f"algorithm.loss = gspo has one ratio a sequence and needs a mean over sequences, not "
+                f"{self.aggregation}: set algorithm.aggregation = seq-mean-token-mean"
+            )
+        if self.dual_clip is not None and self.loss != "ppo":
+            raise ValueError(f"algorithm.dual_clip belongs to loss = ppo, not {self.loss}: set it to null")
+        if self.loss == "reinforce" and self.minibatches_per_step > 1:
+            raise ValueError(
+                "algorithm.loss = reinforce has no ratio, so only the first optimizer step of a batch is right: set "
+                f"algorithm.minibatches_per_step = 1 (it is {self.minibatches_per_step}), or loss = ppo"
+            )
+        if (self.aggregation == "seq-mean-token-sum-norm") != (self.norm_tokens is not None):
+            raise ValueError(
+                "algorithm.norm_tokens is the constant of aggregation = seq-mean-token-sum-norm: give both (a good "
+                f"constant is rollout.max_trajectory_tokens) or neither, not {self.norm_tokens} with {self.aggregation}"
+            )
+        if self.correction.is_on and self.old_logprobs == "rollout":
+            raise ValueError(
+                "algorithm.correction weighs the sampler against the recomputed log-probs, which old_logprobs = "
+                "rollout leaves out: set algorithm.old_logprobs = recompute"
+            )
+        return self
 
 
 class TrainerConfig(BaseModel):

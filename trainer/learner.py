@@ -47,8 +47,8 @@ from quintain.trainer.batch import (
 from quintain.trainer.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from quintain.trainer.logprobs import Kernel, TokenScores, refuse_packing, score_tokens
 from quintain.trainer.lora import adapters_off, with_adapters
-from quintain.trainer.losses import PolicyLoss, kl_k3, policy_loss
 from quintain.trainer.model_files import save_model
+from quintain.trainer.objective import Objective, totals_of, with_denominators
 from quintain.trainer.parallel import check_wrapping, checkpoint_activations, shard_like
 from quintain.trainer.ranks import Ranks
 from quintain.trainer.sample import Sample
@@ -108,6 +108,7 @@ class Learner:
             WrappingError: the model is not wrapped as `ranks.config.strategy` says.
         """
         self.config = config
+        self.objective = Objective(config)
         self.micro_batch_tokens = trainer.micro_batch_tokens
         self.packed = trainer.packing
         self.kernel: Kernel = trainer.logprob_kernel
@@ -174,17 +175,12 @@ class Learner:
         self.ranks.announce("train_on")
         tally = self.update(by_rank)
         batches = [batch for parts in by_rank for part in parts for batch in part]
-        denominators = [part[0].denominator for part in by_rank[0]]
-        num_tokens = sum(denominators)
-        metrics = tally.metrics(num_trained_tokens=num_tokens, num_minibatches=len(denominators))
-        if not self.config.kl_coef:
-            metrics.pop("train/kl_reference", None)
-        return metrics | {
+        num_minibatches = len(by_rank[0])
+        return tally.metrics(self.config, num_minibatches=num_minibatches) | {
             "train/learning_rate": learning_rate,
-            "train/num_trained_tokens": num_tokens,
             "train/num_rows": sum(len(b.token_ids_BT) for b in batches if bool(b.loss_mask_BT.any())),
             "train/padding_frac": padding_frac(batches),
-            "train/minibatch_steps": len(denominators),
+            "train/minibatch_steps": num_minibatches,
             "train/num_skipped_steps": self.num_skipped_steps - num_skipped_before,
             "policy/version": self.policy_version,
             "policy/staleness_max": staleness_max,
@@ -198,7 +194,11 @@ class Learner:
         device = self.accelerator.device
         minibatches = [[batch.to(device) for batch in part] for part in self.ranks.scatter(by_rank)]
         tally = Tally()
-        minibatches = [minibatches[0], *(self._with_old_logprobs(part, tally) for part in minibatches[1:])]
+        scored_late = 0 if self.objective.rejects else 1  # the first minibatch is scored as it is trained on
+        for index, part in enumerate(minibatches[scored_late:], start=scored_late):
+            minibatches[index] = self._with_old_logprobs(part, tally)
+        if self.objective.rejects:
+            minibatches = [self._without_rejected(part, tally) for part in minibatches]
         for index, batches in enumerate(minibatches):
             self._optimizer_step(batches, tally, first=index == 0)
         self.refresh_full_model()
@@ -235,23 +235,36 @@ class Learner:
             tally.add_mismatch(batch, scores)
         return [replace(batch, old_logprobs_BT=scores.logprobs_BT) for batch, scores in scored]
 
+    def _without_rejected(self, batches: list[Batch], tally: Tally) -> list[Batch]:
+        kept = self.objective.reject(batches)
+        totals = totals_of(kept)
+        tally.add_count("rejected", totals_of(batches)[0] - totals[0])
+        return with_denominators(kept, self.ranks.gather(totals))
+
     def _score(self, batch: Batch, model: Any = None) -> TokenScores:
         """What `model`, by default the trained one, says about the batch's tokens."""
-        return score_tokens(model or self.model, batch, temperature=self.temperature, kernel=self.kernel)
+        return score_tokens(
+            model or self.model,
+            batch,
+            temperature=self.temperature,
+            entropy_gradient=self.objective.entropy_gradient,
+            kernel=self.kernel,
+        )
 
     def _optimizer_step(self, batches: list[Batch], tally: Tally, *, first: bool) -> None:
         # The first always: with nothing to learn the gradient is 0, not absent, and Adam's momentum still acts.
-        wanted = [batch.has_signal or self.config.kl_coef > 0 or index == 0 for index, batch in enumerate(batches)]
+        wanted = [self.objective.has_gradient(batch) or index == 0 for index, batch in enumerate(batches)]
         last = max(index for index, wants_gradient in enumerate(wanted) if wants_gradient)
         for index, (batch, wants_gradient) in enumerate(zip(batches, wanted, strict=True)):
             with self._gradients_kept_local(index != last), torch.set_grad_enabled(wants_gradient):
                 scores = self._score(batch)
-                loss = self._loss(batch, scores, self._old_logprobs(batch, scores, first=first), tally)
-                if first:
+                parts = self.objective.loss(batch, scores, first=first, ref_logprobs_BT=self._reference_logprobs(batch))
+                tally.add_loss(parts)
+                if first and not self.objective.rejects:
                     tally.add_mismatch(batch, scores)
                 if wants_gradient:
                     # The ranks' gradients are averaged, and the denominator is the whole step's already.
-                    self.accelerator.backward(loss * self.ranks.size if self.ranks.size > 1 else loss)
+                    self.accelerator.backward(parts.loss * self.ranks.size if self.ranks.size > 1 else parts.loss)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
@@ -278,31 +291,9 @@ class Learner:
             return self.accelerator.no_sync(self.model)
         return nullcontext()
 
-    def _old_logprobs(self, batch: Batch, scores: TokenScores, *, first: bool) -> torch.Tensor:
-        if self.config.old_logprobs == "rollout":
-            return batch.rollout_logprobs_BT
-        return scores.logprobs_BT.detach() if first else batch.old_logprobs_BT
-
-    def _loss(self, batch: Batch, scores: TokenScores, old_BT: torch.Tensor, tally: Tally) -> torch.Tensor:
-        parts: PolicyLoss = policy_loss(
-            scores.logprobs_BT,
-            old_BT,
-            batch.advantages_BT,
-            scores.trained_BT,
-            denominator=batch.denominator,
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-        )
-        loss = parts.loss
-        if self.config.kl_coef > 0:
-            ref_BT = self._reference_logprobs(batch)
-            kl_sum = kl_k3(scores.logprobs_BT[scores.trained_BT], ref_BT[scores.trained_BT]).sum()
-            loss = loss + self.config.kl_coef * kl_sum / batch.denominator
-            tally.add("kl_reference", kl_sum)
-        tally.add_loss(loss, parts, scores)
-        return loss
-
-    def _reference_logprobs(self, batch: Batch) -> torch.Tensor:
+    def _reference_logprobs(self, batch: Batch) -> torch.Tensor | None:
+        if not self.objective.kl_in_loss:
+            return None
         reference = self.model if self.reference is None else self.reference
         off = adapters_off(self.model) if self.reference is None else nullcontext()
         with torch.no_grad(), off:

@@ -1,80 +1,36 @@
-"""The clipped policy loss and the estimates of KL divergence: pure functions of per-token tensors.
+"""Policy losses and estimates of KL divergence: pure functions of the trained tokens' numbers, one loss a token.
 
 Symbols: ``lp`` logprobs (with gradient), ``old`` old_logprobs (the proximal policy), ``ref`` ref_logprobs, ``A``
-advantages, ``r = exp(lp - old)`` the importance ratio, ``m`` the mask of trained tokens, ``N`` the denominator.
+advantages, ``r = exp(lp - old)`` the importance ratio, ``lo, hi`` = `clip_low`, `clip_high`, ``sg`` stop-gradient.
+All vectors are `[N]`: the trained tokens of a micro-batch, already selected.
 
-Invariants: values at positions that are not trained are selected away before any arithmetic (NaN * 0 is NaN); a
-log-ratio is clamped before `exp`, since clamping afterwards leaves a NaN gradient behind inf; the denominator is given
-by the caller and is the number of trained tokens of the whole optimizer step.
+Invariants: a log-ratio is clamped before `exp`, since clamping afterwards leaves a NaN gradient behind inf; counts are
+of unclamped, unclipped values.
 
-Does not do: per-sequence aggregation, entropy bonus, importance correction towards the sampler.
+Does not do: selecting tokens, means (`trainer/aggregation.py`), weights towards the sampler (`trainer/correction.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from quintain.trainer.aggregation import Sequences
+from quintain.trainer.config import AlgorithmConfig
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios beyond +-20 (a factor of 4.9e8) are clamped: far outside any clip range, far from overflow in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyLoss:
-    """The loss of one micro-batch and what is counted beside it (0-d tensors, no gradient but `loss`)."""
+class TokenLosses:
+    """One loss a trained token, and what the clip did."""
 
-    loss: torch.Tensor
-    """Already divided by the optimizer step's denominator: micro-batches just add up."""
-    ratio_sum: torch.Tensor
-    ratio_max: torch.Tensor
-    num_clipped: torch.Tensor
-    """Trained tokens where the clip is active, so that they give no gradient."""
-    num_clamped: torch.Tensor
-    """Trained tokens whose unclamped log-ratio was beyond `LOG_RATIO_LIMIT`."""
-    sequence_ratio_max: torch.Tensor
-    """Largest `sequence_ratio` of the rows."""
-
-
-def policy_loss(
-    logprobs_BT: torch.Tensor,
-    old_logprobs_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    loss_mask_BT: torch.Tensor,
-    *,
-    denominator: int,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> PolicyLoss:
-    """Clipped surrogate, token mean over the optimizer step (PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300).
-
-    ``loss = sum_m -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) / N``
-
-    `clip_high` above `clip_low` is DAPO's asymmetric clip and the token mean over the whole batch is DAPO's, too (arXiv
-    2503.14476). `dual_clip = c` bounds the loss of a token with A < 0 by ``-c A`` (arXiv 1912.09729).
-    """
-    logprobs, old, advantages = (x[loss_mask_BT] for x in (logprobs_BT, old_logprobs_BT, advantages_BT))
-    log_ratio = logprobs - old
-    ratio = clamped_exp(log_ratio)
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    losses = torch.maximum(-ratio * advantages, -clipped_ratio * advantages)
-    if dual_clip is not None:
-        losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
-    loss = losses.sum() / denominator
-    with torch.no_grad():
-        too_high, too_low = ratio > 1 + clip_high, ratio < 1 - clip_low
-        clipped = (too_high & (advantages > 0)) | (too_low & (advantages < 0))
-        sequence_ratio_B = sequence_ratio(logprobs_BT.detach(), old_logprobs_BT, loss_mask_BT)
-        zero = ratio.new_zeros(())
-        return PolicyLoss(
-            loss=loss,
-            ratio_sum=ratio.sum(),
-            ratio_max=ratio.max() if ratio.numel() else zero,
-            num_clipped=clipped.sum(),
-            num_clamped=(log_ratio.abs() > LOG_RATIO_LIMIT).sum(),
-            sequence_ratio_max=sequence_ratio_B.max() if ratio.numel() else zero,
-        )
+    losses_N: torch.Tensor  # with gradient
+    clipped_N: torch.Tensor  # bool: the clip took hold
+    dual_clipped_N: torch.Tensor  # bool: the bound of dual clip took hold
 
 
 def clamped_exp(log_ratio: torch.Tensor) -> torch.Tensor:
@@ -82,13 +38,89 @@ def clamped_exp(log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def sequence_ratio(logprobs_BT: torch.Tensor, old_logprobs_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Geometric mean of a row's token ratios, ``exp(sum_m (lp - old) / sum_m 1)``, `[B]` (GSPO, arXiv 2507.18071).
+def ppo_losses(
+    logprobs_N: torch.Tensor,
+    old_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    _sequences: Sequences,
+    config: AlgorithmConfig,
+) -> TokenLosses:
+    """``max(-r A, -clip(r, 1 - lo, 1 + hi) A)`` (PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300).
 
-    The mean divides by the row's trained tokens, so padding and tool text change nothing; 1 where a row has none.
+    ``hi > lo`` is DAPO's asymmetric clip (arXiv 2503.14476). `dual_clip = c` bounds the loss of a token with A < 0 by
+    ``-c A`` (arXiv 1912.09729).
     """
-    log_ratio_BT = torch.where(mask_BT, logprobs_BT, 0.0) - torch.where(mask_BT, old_logprobs_BT, 0.0)
-    return clamped_exp(log_ratio_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1))
+    return _clipped(clamped_exp(logprobs_N - old_N), advantages_N, config)
+
+
+def gspo_losses(
+    logprobs_N: torch.Tensor,
+    old_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    sequences: Sequences,
+    config: AlgorithmConfig,
+) -> TokenLosses:
+    """PPO's clip with the sequence's ratio ``s = exp(sum_m (lp - old) / n)`` in place of r (GSPO, arXiv 2507.18071).
+
+    In the token form of the paper, ``s_t = sg(s) * exp(lp - sg(lp))``: with one advantage a sequence the gradient is
+    GSPO's, and advantages of their own for turns are allowed. n = the sequence's trained tokens.
+    """
+    log_ratio_S = sequences.means((logprobs_N - old_N).detach())
+    ratio_N = clamped_exp(logprobs_N - logprobs_N.detach() + sequences.spread(log_ratio_S))
+    return _clipped(ratio_N, advantages_N, config)
+
+
+def _clipped(ratio_N: torch.Tensor, advantages_N: torch.Tensor, config: AlgorithmConfig) -> TokenLosses:
+    low, high = 1 - config.clip_low, 1 + config.clip_high
+    losses_N = torch.maximum(-ratio_N * advantages_N, -ratio_N.clamp(low, high) * advantages_N)
+    clipped_N = ((ratio_N > high) & (advantages_N > 0)) | ((ratio_N < low) & (advantages_N < 0))
+    dual_clipped_N = torch.zeros_like(clipped_N)
+    if config.dual_clip is not None:
+        bound_N = -config.dual_clip * advantages_N
+        dual_clipped_N = (advantages_N < 0) & (losses_N > bound_N)
+        losses_N = torch.where(dual_clipped_N, bound_N, losses_N)
+    return TokenLosses(losses_N=losses_N, clipped_N=clipped_N, dual_clipped_N=dual_clipped_N)
+
+
+def cispo_losses(
+    logprobs_N: torch.Tensor,
+    old_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    _sequences: Sequences,
+    config: AlgorithmConfig,
+) -> TokenLosses:
+    """``-sg(clip(r, 1 - lo, 1 + hi)) A lp`` (CISPO, arXiv 2506.13585): the weight is clipped.
+
+    No token loses its gradient. The paper has no lower bound: `clip_low` close to 1.
+    """
+    ratio_N = clamped_exp(logprobs_N - old_N).detach()
+    weight_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
+    return TokenLosses(
+        losses_N=-weight_N * advantages_N * logprobs_N,
+        clipped_N=weight_N != ratio_N,
+        dual_clipped_N=torch.zeros_like(ratio_N, dtype=torch.bool),
+    )
+
+
+def reinforce_losses(
+    logprobs_N: torch.Tensor,
+    _old_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    _sequences: Sequences,
+    _config: AlgorithmConfig,
+) -> TokenLosses:
+    """``-A lp`` (REINFORCE): no ratio and no clip, so for one optimizer step a batch only."""
+    nothing_N = torch.zeros_like(logprobs_N, dtype=torch.bool)
+    return TokenLosses(losses_N=-advantages_N * logprobs_N, clipped_N=nothing_N, dual_clipped_N=nothing_N)
+
+
+LOSSES: dict[str, Callable[..., TokenLosses]] = {
+    "ppo": ppo_losses,
+    "gspo": gspo_losses,
+    "cispo": cispo_losses,
+    "reinforce": reinforce_losses,
+}
+"""By `algorithm.loss`."""
 
 
 def kl_k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
@@ -106,3 +138,7 @@ def kl_k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     log_ratio = (ref_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     # expm1 keeps the digits that exp(x) - 1 loses where the two policies nearly agree.
     return log_ratio.expm1() - log_ratio
+
+
+KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
+"""By `algorithm.kl_estimator`."""

@@ -33,17 +33,30 @@ METRICS: dict[str, str] = {
     ),
     "rollout/num_trajectories": "Trajectories of the batch, failed and cancelled ones included.",
     "rollout/num_retries": "Infrastructure retries that the batch's trajectories needed.",
-    "train/loss": "Policy loss plus weighted KL, a mean over trained tokens; mean over the batch's optimizer steps.",
+    "train/loss": (
+        "Policy loss, plus weighted KL, minus weighted entropy, by algorithm.aggregation; mean over optimizer steps."
+    ),
     "train/grad_norm": "Global L2 norm of the gradient before clipping; mean over the batch's optimizer steps.",
     "train/ratio_mean": "Mean over trained tokens of the importance ratio exp(logprobs - old_logprobs).",
     "train/ratio_max": (
         "Largest importance ratio of a trained token; exactly 1 with one optimizer step and recomputed old log-probs."
     ),
     "train/sequence_ratio_max": "Largest geometric mean of the importance ratios of one row's trained tokens.",
-    "train/clip_frac": "Share of the trained tokens where the clip is active, so that they give no gradient.",
+    "train/clip_frac": "Share of the trained tokens where the clip of the loss takes hold.",
+    "train/dual_clip_frac": "Share of the trained tokens whose loss the dual clip bounds; only with dual_clip.",
+    "train/correction_weight_mean": (
+        "Mean over trained tokens of the importance weight towards the sampler, bounded; only with correction.weight."
+    ),
+    "train/correction_ratio_max": "Largest importance ratio of old over rollout log-probs before its bounds.",
+    "train/correction_bounded_frac": "Share of the trained tokens whose importance weight was truncated or masked.",
+    "train/rejected_tokens_frac": (
+        "Share of the tokens that rejection and veto took out of loss and denominators; only with such bounds."
+    ),
     "train/num_clamped_tokens": "Trained tokens whose log-ratio was beyond the clamp in front of the exponential.",
     "train/entropy": "Mean entropy, in nats, of the distributions that the trained tokens were drawn from.",
-    "train/kl_reference": "Mean k3 estimate over trained tokens of KL(policy || reference); only with kl_coef > 0.",
+    "train/kl_reference": (
+        "Mean over trained tokens of algorithm.kl_estimator of KL(policy || reference); only with kl_coef > 0."
+    ),
     "train/learning_rate": "Learning rate of the batch's first optimizer step.",
     "train/num_trained_tokens": (
         "Tokens that the loss mask keeps: the denominators of the batch's optimizer steps, added up."

@@ -15,7 +15,7 @@ from quintain.trainer.batch import make_batches, split_minibatches
 from quintain.trainer.config import AlgorithmConfig, TrainerConfig
 from quintain.trainer.ledger import SavedBatch
 from quintain.trainer.logprobs import score_tokens
-from quintain.trainer.losses import policy_loss
+from quintain.trainer.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,13 @@ class Replayed:
 
 
 def replay(model: Any, saved: SavedBatch) -> list[Replayed]:
-    """Policy loss (without a KL term) and gradient norm of every minibatch; the ratio is that of the saved settings.
+    """Loss (without a KL term, nothing rejected) and gradient norm of every minibatch, by the saved settings.
 
     Raises:
         ValueError: a trained token has no finite log-prob or advantage, or nothing is trained.
     """
     algorithm = AlgorithmConfig.model_validate(saved.settings["algorithm"])
+    objective = Objective(algorithm)
     trainer = TrainerConfig.model_validate(saved.settings["trainer"])
     model.eval()
     results = []
@@ -44,17 +45,14 @@ def replay(model: Any, saved: SavedBatch) -> list[Replayed]:
         total = 0.0
         batches = make_batches(part, max_tokens=trainer.micro_batch_tokens, packed=trainer.packing)
         for batch in batches:
-            scores = score_tokens(model, batch, temperature=saved.settings["temperature"], kernel="torch")
-            from_rollout = algorithm.old_logprobs == "rollout"
-            loss = policy_loss(
-                scores.logprobs_BT,
-                batch.rollout_logprobs_BT if from_rollout else scores.logprobs_BT.detach(),
-                batch.advantages_BT,
-                scores.trained_BT,
-                denominator=batch.denominator,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
-            ).loss
+            scores = score_tokens(
+                model,
+                batch,
+                temperature=saved.settings["temperature"],
+                entropy_gradient=objective.entropy_gradient,
+                kernel="torch",
+            )
+            loss = objective.loss(batch, scores, first=True).loss
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])

@@ -7,18 +7,22 @@ read from the device before `metrics`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 
 import torch
 
 from quintain.trainer.batch import Batch
+from quintain.trainer.config import AlgorithmConfig
 from quintain.trainer.logprobs import TokenScores
-from quintain.trainer.losses import PolicyLoss, kl_k3
+from quintain.trainer.losses import kl_k3
+from quintain.trainer.objective import PolicyLoss
 
 
 class Tally:
     """Collects during one `Learner.train_on`; made new for each."""
 
     def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
         self.grad_norms: list[float] = []
         """One an optimizer step, before clipping."""
         self._num_compared_tokens = 0
@@ -28,6 +32,9 @@ class Tally:
     def add(self, name: str, value: torch.Tensor) -> None:
         value = _wide(value)
         self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def add_count(self, name: str, number: int) -> None:
+        self._counts[name] = self._counts.get(name, 0) + number
 
     def add_max(self, name: str, value: torch.Tensor) -> None:
         value = _wide(value)
@@ -45,14 +52,10 @@ class Tally:
         self.add_max("gap", gap.max())
         self.add("k3", kl_k3(_wide(rollout_logprobs), _wide(logprobs)).sum())
 
-    def add_loss(self, loss: torch.Tensor, parts: PolicyLoss, scores: TokenScores) -> None:
-        self.add("loss", loss)
-        self.add("ratio", parts.ratio_sum)
-        self.add_max("ratio", parts.ratio_max)
-        self.add_max("sequence_ratio", parts.sequence_ratio_max)
-        self.add("clipped", parts.num_clipped)
-        self.add("clamped", parts.num_clamped)
-        self.add("entropy", scores.entropy_BT[scores.trained_BT].sum())
+    def add_loss(self, parts: PolicyLoss) -> None:
+        for field in fields(parts):
+            add = self.add_max if field.name.endswith("_max") else self.add
+            add(field.name, getattr(parts, field.name))
 
     def to_cpu(self) -> Tally:
         """Itself, with every number in the host's memory, so that it can be sent."""
@@ -64,32 +67,47 @@ class Tally:
         """Itself, with what the other ranks counted in the same steps; gradient norms are global already."""
         for other in others:
             self._num_compared_tokens += other._num_compared_tokens
+            for name, number in other._counts.items():
+                self.add_count(name, number)
             for name, value in other._sums.items():
                 self.add(name, value)
             for name, value in other._maxima.items():
                 self.add_max(name, value)
         return self
 
-    def metrics(self, *, num_trained_tokens: int, num_minibatches: int) -> dict[str, float]:
-        """Read everything at once. `num_trained_tokens` is of the whole batch, over all its minibatches."""
+    def metrics(self, config: AlgorithmConfig, *, num_minibatches: int) -> dict[str, float]:
+        """Read everything at once; what `config` leaves out of the loss has no metric."""
         names, maxima = list(self._sums), list(self._maxima)
         stacked = torch.stack([*self._sums.values(), *self._maxima.values()]).tolist()
         total = dict(zip(names, stacked, strict=False))
         largest = dict(zip(maxima, stacked[len(names) :], strict=True))
-        return {
+        num_trained, num_compared = max(1.0, total["num_tokens"]), max(1, self._num_compared_tokens)
+        metrics = {
             "train/loss": total["loss"] / num_minibatches,
             "train/grad_norm": sum(self.grad_norms) / len(self.grad_norms),
-            "train/ratio_mean": total["ratio"] / num_trained_tokens,
-            "train/ratio_max": largest["ratio"],
-            "train/sequence_ratio_max": largest["sequence_ratio"],
-            "train/clip_frac": total["clipped"] / num_trained_tokens,
-            "train/num_clamped_tokens": total["clamped"],
-            "train/entropy": total["entropy"] / num_trained_tokens,
-            "train/kl_reference": total.get("kl_reference", 0.0) / num_trained_tokens,
-            "mismatch/logprob_gap_max": largest["gap"],
-            "mismatch/logprob_gap_mean": total["gap"] / self._num_compared_tokens,
-            "mismatch/k3": total["k3"] / self._num_compared_tokens,
+            "train/num_trained_tokens": total["num_tokens"],
+            "train/ratio_mean": total["ratio_sum"] / num_trained,
+            "train/ratio_max": largest["ratio_max"],
+            "train/sequence_ratio_max": largest["sequence_ratio_max"],
+            "train/clip_frac": total["num_clipped"] / num_trained,
+            "train/num_clamped_tokens": total["num_clamped"],
+            "train/entropy": total["entropy_sum"] / num_trained,
+            "mismatch/logprob_gap_max": largest.get("gap", 0.0),
+            "mismatch/logprob_gap_mean": total.get("gap", 0.0) / num_compared,
+            "mismatch/k3": total.get("k3", 0.0) / num_compared,
         }
+        if config.kl_coef > 0:
+            metrics["train/kl_reference"] = total["kl_sum"] / num_trained
+        if config.dual_clip is not None:
+            metrics["train/dual_clip_frac"] = total["num_dual_clipped"] / num_trained
+        if config.correction.weight != "none":
+            metrics["train/correction_weight_mean"] = total["correction_sum"] / num_trained
+            metrics["train/correction_ratio_max"] = largest["correction_max"]
+            metrics["train/correction_bounded_frac"] = total["num_bounded"] / num_trained
+        if config.correction.rejects:
+            num_rejected = self._counts.get("rejected", 0)
+            metrics["train/rejected_tokens_frac"] = num_rejected / max(1.0, num_rejected + total["num_tokens"])
+        return metrics
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:

@@ -172,6 +172,7 @@ class _Rows:
             segment_ids_BT=torch.where(positions_BT < lengths_B[:, None], 0, -1),
             position_ids_BT=positions_BT,
             denominator=int(mask_BT.sum()),
+            num_sequences=len(rows),
             has_signal=True,
         ).to(device)
 

@@ -85,6 +85,7 @@ def test_next_token_view_masks_the_first_token_of_every_packed_segment_and_paddi
         segment_ids_BT=torch.tensor([[0, 0, 0, 1, 1, -1, -1]]),
         position_ids_BT=torch.tensor([[0, 1, 2, 0, 1, 0, 1]]),
         denominator=3,
+        num_sequences=2,
         has_signal=True,
     )
     view = next_token_view(batch)

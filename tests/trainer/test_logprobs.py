@@ -105,6 +105,7 @@ def test_packed_segments_do_not_see_each_other() -> None:
         segment_ids_BT=torch.tensor([[0] * 6 + [1] * 5]),
         position_ids_BT=torch.tensor([[*range(6), *range(5)]]),
         denominator=9,
+        num_sequences=2,
         has_signal=True,
     )
     logprobs = model_logprobs(model, batch, temperature=1.0)[0].tolist()

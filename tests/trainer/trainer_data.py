@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,8 +101,19 @@ def make_sample(
     )
 
 
-def mixed_samples(*, num_draws: int = 4, group_size: int = 3, seed: int = 0) -> list[Sample]:
-    """Rows of many lengths, with two trained spans each and a hole (tool text) between them."""
+def mixed_samples(
+    *,
+    num_draws: int = 4,
+    group_size: int = 3,
+    seed: int = 0,
+    rollout_near: Any = None,
+    rollout_shift: float = 0.2,
+) -> list[Sample]:
+    """Rows of many lengths, with two trained spans each and a hole (tool text) between them.
+
+    With `rollout_near`, the sampler's log-probs are that model's, shifted by a random number up to `rollout_shift`, or
+    by exactly that much where it is 5 nats or more.
+    """
     rng = random.Random(seed)
     samples = []
     for draw in range(num_draws):
@@ -110,7 +122,17 @@ def mixed_samples(*, num_draws: int = 4, group_size: int = 3, seed: int = 0) -> 
             trained = [*range(3, 5), *range(7, length)]
             advantage = rng.choice([1.0, -1.0, 0.5])
             samples.append(make_sample(length, trained, advantage=advantage, draw=draw, member=member, seed=seed))
+    if rollout_near is not None:
+        samples = [_sampled_near(rollout_near, sample, rollout_shift, rng) for sample in samples]
     return samples
+
+
+def _sampled_near(model: Any, sample: Sample, shift: float, rng: random.Random) -> Sample:
+    with torch.no_grad():
+        logits_TV = model(input_ids=torch.tensor([sample.token_ids])).logits[0].log_softmax(dim=-1)
+    logprobs = [NAN, *(logits_TV[t - 1, token].item() for t, token in enumerate(sample.token_ids) if t)]
+    moved = [lp - (shift if shift >= 5 else rng.uniform(-shift, shift)) for lp in logprobs]
+    return replace(sample, rollout_logprobs=tuple(moved))
 
 
 def make_trajectory(
