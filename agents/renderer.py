@@ -24,7 +24,7 @@ from tokenizers import Encoding, Tokenizer
 
 from quintain.agents.completion import FinishReason
 from quintain.agents.template import ChatTemplate, Hole, Shape, TemplateError, Value, fill, plan, skeleton
-from quintain.agents.tool_calls import THINK_CLOSE, THINK_OPEN, ParsedReply, parse_reply
+from quintain.agents.tool_calls import THINK_CLOSE, THINK_OPEN, ParsedReply, detect_family, parser_for
 from quintain.agents.tool_output import cut_to_tokens
 from quintain.envs.message import Message, ToolCall, ToolSpec
 
@@ -56,6 +56,8 @@ class ChatRenderer:
         if not self.stop_token_ids:
             raise TemplateError("the template writes no token at the end of a turn, and the tokenizer has no EOS token")
         self._opens_reasoning = self._text([_USER], (), generation=True).rstrip().endswith(THINK_OPEN)
+        added = [token.content for token in backend.get_added_tokens_decoder().values()]
+        self._parser = parser_for(detect_family(str(getattr(tokenizer, "chat_template", "")), added))
         self._check_round_trip()
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
@@ -116,14 +118,23 @@ class ChatRenderer:
             history.append(tool)
         return None
 
-    def parse(self, token_ids: Sequence[int], finish_reason: FinishReason, *, call_id_prefix: str) -> ParsedReply:
+    def parse(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason,
+        *,
+        call_id_prefix: str,
+        tools: Sequence[ToolSpec] = (),
+    ) -> ParsedReply:
         """The reply as a message; decoded over its whole span, so that characters of several tokens stay whole."""
         ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
-        return parse_reply(
+        return self._parser.parse(
             self.decode(token_ids[:-1] if ended else token_ids),
+            tools=tools,
             call_id_prefix=call_id_prefix,
             reasoning_open=self._opens_reasoning,
             cut=finish_reason != "stop" and not ended,
+            end_token=self.decode(token_ids[-1:]) if ended else None,
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -269,7 +269,9 @@ class _Rollout:
     def _take_reply(self, prompt_ids: tuple[int, ...], completion: Completion) -> ParsedReply:
         """Record the turn as it stands before the environment has answered."""
         index = len(self._turns)
-        reply = self._renderer.parse(completion.token_ids, completion.finish_reason, call_id_prefix=f"call_{index}_")
+        reply = self._renderer.parse(
+            completion.token_ids, completion.finish_reason, call_id_prefix=f"call_{index}_", tools=self._tools
+        )
         self._messages.append(reply.message)
         self._history.append(Message(role="assistant", content=reply.text))
         self._events.update(reply.events)

@@ -117,7 +117,7 @@ def run_call(
     known = ", ".join(tools) or "none"
     name = call.name[:MAX_SHOWN]
     if not name:
-        text = f'Error: the tool call could not be read; write {{"name": …, "arguments": {{…}}}}. Tools: {known}.'
+        text = f"Error: the tool call could not be read: it needs a tool's name and its arguments. Tools: {known}."
         return ToolResult(content=text, event="invalid_json")
     chosen = tools.get(call.name)
     if chosen is None:
