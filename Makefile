@@ -49,6 +49,12 @@ system-packages:
 	  (apt-get update -qq || true) >/dev/null 2>&1; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; \
 	else echo "note: chromium and chromedriver are missing; the browser tests will say so"; fi
+	@if command -v ssh >/dev/null && [ -x /usr/sbin/sshd ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing openssh-client and openssh-server"; \
+	  (apt-get update -qq || true) >/dev/null 2>&1; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-client openssh-server >/dev/null; \
+	else echo "note: ssh and sshd are missing; the tests of engines behind ssh will say so"; fi
 
 clean: ## Remove .venv, .sglang and caches; runs/ stays
 	rm -rf $(VENV) $(SGLANG) .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist quintain.egg-info

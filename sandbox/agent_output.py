@@ -36,7 +36,8 @@ class Kept:
             del self.tail[: -self.tail_limit]
 
     def parts(self):
-        return bytes(self.head), bytes(self.tail[-self.tail_limit :])
+        del self.tail[: max(len(self.tail) - self.tail_limit, 0)]
+        return self.head, self.tail
 
 
 class Spill:

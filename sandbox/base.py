@@ -14,18 +14,59 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What was kept of one stream. Example: ``Output(data=b"85\\n", head_bytes=3, total_bytes=3)``"""
+
+    data: bytes | bytearray
+    """Head, then tail."""
+    head_bytes: int
+    """Length of the head."""
+    total_bytes: int
+    """Bytes the command wrote, cut ones included."""
+    spilled: str = ""
+    """Words for the notice: which file in the box holds more."""
+
+    def text(self) -> str:
+        """Decoded as UTF-8 with replacement. Where bytes are missing between head and tail a notice goes there, with no
+        half characters beside it."""
+        if self.total_bytes <= len(self.data):
+            return str(self.data, "utf-8", "replace")
+        with memoryview(self.data) as view:
+            front = _half_at_end(bytes(view[max(self.head_bytes - 4, 0) : self.head_bytes]))
+            back = _half_at_start(bytes(view[self.head_bytes : self.head_bytes + 3]))
+            cut_bytes = self.total_bytes - len(self.data) + front + back
+            head = str(view[: self.head_bytes - front], "utf-8", "replace")
+            tail = str(view[self.head_bytes + back :], "utf-8", "replace")
+        return f"{head}\n[... {cut_bytes} bytes cut ...]\n{self.spilled}{tail}"
+
+
+def _half_at_start(data: bytes) -> int:
+    """How many bytes at the start go on with a character whose first byte is not there."""
+    return next((number for number, byte in enumerate(data) if not 0x80 <= byte < 0xC0), len(data))
+
+
+def _half_at_end(data: bytes) -> int:
+    """How many bytes at the end begin a character that is not whole."""
+    for back in range(1, len(data) + 1):
+        byte = data[-back]
+        if 0xC2 <= byte <= 0xF4:
+            needs = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return back if back < needs else 0
+        if not 0x80 <= byte < 0xC0:
+            return 0
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
     """What one command did.
 
-    Example: ``ExecResult(exit_code=0, stdout="85\\n", stderr="", timed_out=False, truncated=False, duration_s=0.002)``
+    `stdout` and `stderr` are text, `raw_stdout` and `raw_stderr` bytes.
+    Example: ``ExecResult.of_text(exit_code=0, stdout="85\\n", duration_s=0.002)``
     """
 
     exit_code: int
     """The process's exit status; a command ended by signal N has `128 + N`, as in a shell."""
-    stdout: str
-    """Decoded as UTF-8 with replacement; head and tail where `truncated`."""
-    stderr: str
-    """As `stdout`."""
     timed_out: bool
     """The deadline passed and everything that the command had started was killed; output so far is kept."""
     truncated: bool
@@ -49,26 +90,45 @@ class ExecResult:
     box_lost: bool = False
     """The box can't be used on: a process outlived the deadline, or the command changed PID 1's limits, priority or
     CPUs. Later calls raise SandboxDied, and the pool replaces the box."""
-    notices: tuple[tuple[int, int] | None, tuple[int, int] | None] = field(default=(None, None), repr=False)
-    """Where the notice of a cut is in `stdout` and `stderr`, in characters; None where nothing was cut."""
-    lossy: tuple[bytes | None, bytes | None] = field(default=(None, None), repr=False)
-    """What was kept of stdout and stderr, where that was no UTF-8; None where the text says it all."""
+    outputs: tuple[Output, Output] = field(repr=False)
+    """What was kept of stdout and of stderr. Text is made of it when it is asked for: a flood is in memory once."""
+
+    @classmethod
+    def of_text(
+        cls, *, exit_code: int, stdout: str = "", stderr: str = "", timed_out: bool = False, duration_s: float = 0.0
+    ) -> ExecResult:
+        """A result whose output is whole and known as text, for sandboxes and tests of other packages."""
+        raw = [text.encode("utf-8", "surrogateescape") for text in (stdout, stderr)]
+        out, err = (Output(data=data, head_bytes=len(data), total_bytes=len(data)) for data in raw)
+        return cls(
+            exit_code=exit_code,
+            timed_out=timed_out,
+            truncated=False,
+            duration_s=duration_s,
+            stdout_bytes=out.total_bytes,
+            stderr_bytes=err.total_bytes,
+            outputs=(out, err),
+        )
+
+    @property
+    def stdout(self) -> str:
+        """Decoded as UTF-8 with replacement; head and tail with a notice between them where it was cut."""
+        return self.outputs[0].text()
+
+    @property
+    def stderr(self) -> str:
+        """As `stdout`."""
+        return self.outputs[1].text()
 
     @property
     def raw_stdout(self) -> bytes:
         """What was kept of stdout as it was written; where it was cut, head and tail with nothing between them."""
-        return _raw(self.stdout, self.notices[0], self.lossy[0])
+        return bytes(self.outputs[0].data)
 
     @property
     def raw_stderr(self) -> bytes:
         """As `raw_stdout`."""
-        return _raw(self.stderr, self.notices[1], self.lossy[1])
-
-
-def _raw(text: str, notice: tuple[int, int] | None, lossy: bytes | None) -> bytes:
-    if lossy is not None:
-        return lossy
-    return text.encode() if notice is None else text[: notice[0]].encode() + text[notice[1] :].encode()
+        return bytes(self.outputs[1].data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

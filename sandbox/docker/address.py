@@ -16,6 +16,7 @@ import shutil
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +27,8 @@ import docker.tls
 from quintain.sandbox.base import SandboxUnavailable
 
 SSH_TIMEOUT_S = 15.0
+REOPEN_TIMEOUT_S = 5.0
+REOPEN_PAUSE_S = 1.0
 REMOTE_SOCKET = "/var/run/docker.sock"
 SSH_OPTIONS = (
     "-nNT", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "ConnectTimeout=10",
@@ -48,6 +51,8 @@ class Address:
         self.tls = Path(tls).expanduser() if tls else None
         self._folder: str | None = None
         self._tunnel: subprocess.Popen[bytes] | None = None
+        self._tunnel_lock = threading.Lock()
+        self._failure: tuple[float, SandboxUnavailable] | None = None
         if self.tls is not None:
             for name in ("ca.pem", "cert.pem", "key.pem"):
                 if not (self.tls / name).is_file():
@@ -61,7 +66,37 @@ class Address:
         if shutil.which("ssh") is None:
             raise SandboxUnavailable(f"{self.given}: there is no ssh on this machine; install openssh-client")
         self._folder = tempfile.mkdtemp(prefix="quintain-ssh-")
+        try:
+            self._forward(SSH_TIMEOUT_S)
+        except SandboxUnavailable:
+            self.close()
+            raise
+
+    def reopen(self) -> None:
+        """Forward the socket anew where ssh has ended, at the same place. Raises SandboxUnavailable.
+
+        Takes at most `REOPEN_TIMEOUT_S`; for `REOPEN_PAUSE_S` after a failure nobody tries, so that callers that waited
+        for one attempt do not wait for an attempt each.
+        """
+        tunnel = self._tunnel  # once: `close` may come in between
+        if tunnel is None or tunnel.poll() is None:
+            return
+        with self._tunnel_lock:
+            if self._tunnel is not None and self._tunnel.poll() is not None:
+                if self._failure is not None and time.monotonic() < self._failure[0] + REOPEN_PAUSE_S:
+                    raise SandboxUnavailable(str(self._failure[1]))
+                self._end_tunnel()
+                try:
+                    self._forward(REOPEN_TIMEOUT_S)
+                except SandboxUnavailable as error:
+                    self._failure = (time.monotonic(), error)
+                    raise
+
+    def _forward(self, timeout_s: float) -> None:
+        assert self._folder is not None
+        parts = urlsplit(self.given)
         socket = Path(self._folder) / "docker.sock"
+        socket.unlink(missing_ok=True)
         target = f"{parts.username}@{parts.hostname}" if parts.username else str(parts.hostname)
         port = ["-p", str(parts.port)] if parts.port else []
         remote = parts.path if len(parts.path) > 1 else REMOTE_SOCKET
@@ -78,11 +113,11 @@ class Address:
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal is for us; boxes are removed through it afterwards
         )
-        deadline = time.monotonic() + SSH_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while not socket.exists():
             if self._tunnel.poll() is not None or time.monotonic() > deadline:
-                words = self._said()
-                self.close()
+                words = self._said() or f"no answer in {timeout_s:g} s"
+                self._end_tunnel()
                 raise SandboxUnavailable(f"{self.given}: ssh does not forward the engine's socket: {words}")
             time.sleep(0.02)
         self.url = f"unix://{socket}"
@@ -90,13 +125,21 @@ class Address:
     def _said(self) -> str:
         assert self._tunnel is not None and self._tunnel.stderr is not None
         if self._tunnel.poll() is None:
-            return f"no answer in {SSH_TIMEOUT_S:g} s"
+            return ""
         os.set_blocking(self._tunnel.stderr.fileno(), False)
         return (self._tunnel.stderr.read() or b"").decode("utf-8", "replace").strip()[-400:] or "it ended"
 
     def close(self) -> None:
         """End the forwarding. Idempotent."""
-        tunnel, self._tunnel = self._tunnel, None
+        with self._tunnel_lock:
+            self._end_tunnel()
+            self._tunnel = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _end_tunnel(self) -> None:
+        tunnel = self._tunnel
         if tunnel is not None:
             assert tunnel.stdin is not None and tunnel.stderr is not None
             with contextlib.suppress(BrokenPipeError):
@@ -104,9 +147,6 @@ class Address:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 tunnel.wait(5)
             tunnel.stderr.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
     def client(self, *, timeout_s: float, version: str) -> docker.APIClient:
         """A client of the SDK's. Raises what the SDK raises."""

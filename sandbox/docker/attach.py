@@ -40,6 +40,7 @@ class Attachment(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.reader.set_transport(transport)  # so that it stops reading where nobody takes what came
 
     def data_received(self, data: bytes) -> None:
         self._data += data

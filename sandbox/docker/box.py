@@ -32,6 +32,7 @@ from quintain.sandbox.docker.owner import RUN
 WORK = "/work"
 UID = 1000
 START_TIMEOUT_S = 30.0
+REATTACH_PAUSES_S = (0.0, 0.1, 0.3, 0.6)
 MAX_FILES_PER_FOLDER = 16384
 OPTIONS = {
     "private": True,
@@ -136,18 +137,28 @@ class DockerSandbox(AgentSandbox):
 
     async def _attach_again(self) -> Attachment | None:
         """Another stream to a box that outlived its first one; None where it did not."""
-        if not self._created or self._attachment is None or self._removal is not None:
-            return None  # attaching to a container on its way out waits for nothing
-        self._attachment.close()
+        # A stream forwarded by ssh ends a moment before ssh itself, which only then is started anew.
+        for pause_s in REATTACH_PAUSES_S if self._engine.address.given.startswith("ssh://") else (0.0,):
+            await asyncio.sleep(pause_s)
+            if not self._created or self._attachment is None or self._removal is not None:
+                return None  # attaching to a container on its way out waits for nothing
+            self._attachment.close()
+            with contextlib.suppress(SandboxError):
+                return await self._attach_if_running()
+        return None
+
+    async def _attach_if_running(self) -> Attachment | None:
         engine = self._engine
         try:
             state = await engine.call("look at a box", lambda client: client.inspect_container(self.id)["State"])
-            if not state["Running"]:
+        except EngineError as error:
+            if error.status == 404:
                 return None
+            raise
+        if state["Running"]:
             self._attachment = await attach(engine.url, engine.api_version, self.id, tls=engine.address.ssl_context)
-        except SandboxError:
-            return None
-        return self._attachment
+            return self._attachment
+        return None
 
     def _first_process(self) -> list[str]:
         """What PID 1 is."""

@@ -111,6 +111,10 @@ class Engine:
         """Run a blocking SDK call in one of the engine's threads. Raises EngineError."""
 
         def job() -> T:
+            try:
+                self.address.reopen()
+            except SandboxUnavailable as error:
+                raise EngineError(f"the Docker engine can't be asked to {what}: {error}", None) from error
             with engine_errors(what):
                 return function(self.client())
 

@@ -111,7 +111,7 @@ class ExecBox(DockerSandbox):
             await self._kill(f"what a command left can't be undone: {answer['left'][:10]}")
         else:
             answer["oom_killed"] = await self._num_oom_kills() > killed_before
-        return exec_result(answer, bytearray(body), self.config.max_output_bytes)
+        return exec_result(answer, body, self.config.max_output_bytes)
 
     async def _by_engine(
         self,
@@ -123,7 +123,7 @@ class ExecBox(DockerSandbox):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[dict[str, Any], bytearray]:
         if not self.alive:
             reason = self._channel.broken if self._channel is not None else "it is not running"
             raise SandboxDied(f"box {self.id} is gone: {reason}")
@@ -136,7 +136,7 @@ class ExecBox(DockerSandbox):
         problem = "no command" if not argv else "an embedded null byte" if any("\0" in part for part in argv) else None
         if problem:
             answer = {"exit_code": 126, "timed_out": False, "oom_killed": False, "left": [], "duration_s": 0.0}
-            said = f"cannot run {argv[:1]}: {problem}\n".encode()
+            said = bytearray(f"cannot run {argv[:1]}: {problem}\n".encode())
             return {**answer, "totals": [0, len(said)], "lengths": [0, 0, len(said), 0], "spilled": [None, None]}, said
         try:
             return await run_by_engine(
@@ -212,10 +212,11 @@ class ExecBox(DockerSandbox):
         if answer["timed_out"]:
             raise OSError(errno.ETIMEDOUT, "the box did not answer", path)
         stdout = sum(answer["lengths"][:2])
-        raise_file_error(answer["exit_code"], body[stdout:], path)
+        raise_file_error(answer["exit_code"], bytes(body[stdout:]), path)
         if answer["totals"][0] > limit:
             raise ValueError(f"{path} holds more than fits an answer of {limit} bytes")
-        return body[:stdout]
+        with memoryview(body) as view, view[:stdout] as data:
+            return bytes(data)
 
     async def _read_chunk(
         self, path: str, offset: int, length: int, *, follow: bool = True

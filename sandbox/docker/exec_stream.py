@@ -58,7 +58,7 @@ async def run_by_engine(
     timeout_s: float,
     limit: int,
     sweep: Callable[[], Awaitable[list[Any]]],
-) -> tuple[dict[str, Any], bytes]:
+) -> tuple[dict[str, Any], bytearray]:
     """Header and body as the agent's `exec` answers. Raises SandboxDied, SandboxError."""
     started = time.monotonic()
     deadline = started + timeout_s
@@ -128,9 +128,9 @@ def _wrapped(argv: Sequence[str], cwd: str) -> list[str]:
 
 def _answer(
     stream: ExecStream, exit_code: int, timed_out: bool, left: list[Any], started: float
-) -> tuple[dict[str, Any], bytes]:
+) -> tuple[dict[str, Any], bytearray]:
     stdout, stderr = stream.outputs
-    if exit_code in (126, 127) and bytes(stdout.head + stdout.tail).startswith(NEVER_RAN):
+    if exit_code in (126, 127) and bytes(stdout.head[:64] + stdout.tail[:64]).startswith(NEVER_RAN):
         stdout, stderr = stderr, stdout
     parts = [*stdout.parts(), *stderr.parts()]
     answer = {
@@ -143,7 +143,11 @@ def _answer(
         "lengths": [len(part) for part in parts],
         "spilled": [None, None],
     }
-    return answer, b"".join(parts)
+    body = parts[0]
+    for part in parts[1:]:  # one after the other: a flood is not in memory twice
+        body += part
+        part.clear()
+    return answer, body
 
 
 async def _wait(stream: ExecStream, timeout_s: float) -> None:

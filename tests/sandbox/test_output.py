@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintain.sandbox import BlockingSandbox, SandboxPool
+from quintain.sandbox import BlockingSandbox, ExecResult, SandboxPool
 from quintain.sandbox.config import SandboxConfig
 
 MIB = 2**20
@@ -75,6 +75,12 @@ def test_the_bytes_themselves_are_there_too(box: BlockingSandbox):
     assert (result.raw_stdout, result.raw_stderr) == (b"\xff\x00ok", b"\xfe")
     cut = box.exec("head -c 30000 /dev/zero | tr '\\0' '\\377'")
     assert cut.raw_stdout == b"\xff" * 10_000 and cut.stdout_bytes == 30_000
+
+
+def test_a_result_can_be_made_of_text():
+    result = ExecResult.of_text(exit_code=3, stdout="ä\n", stderr="no")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "ä\n", "no")
+    assert (result.raw_stdout, result.stdout_bytes, result.truncated) == ("ä\n".encode(), 3, False)
 
 
 @pytest.mark.docker
