@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+HOST_ENTRY = re.compile(r"((\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 HEADROOM_BYTES = 24 * 2**20
 """Memory that a box keeps beside its full writable folders: the agent and a small command."""
 
@@ -45,8 +47,12 @@ class SandboxConfig(BaseModel):
     """Container runtime that the engine knows (`runsc` for gVisor, `crun`); None = the engine's default."""
     profile: Literal["hardened", "relaxed"] = "hardened"
     """`relaxed`: root in the box, a writable root and the engine's usual capabilities; boxes are never used twice."""
-    network: Literal["none", "internal"] = "none"
-    """`internal`: the pool's boxes reach one another, over a network of their own without a way out."""
+    network: Literal["none", "internal", "proxy"] = "none"
+    """`internal`: the pool's boxes reach one another, over a network of their own without a way out. `proxy`: what
+    `allowed_hosts` names is reached through a proxy in this process, by HTTP_PROXY and HTTPS_PROXY; else as `none`."""
+    allowed_hosts: tuple[str, ...] = ()
+    """For `network=proxy`: `host` (ports 80 and 443), `host:port`, `*.suffix`, `*.suffix:port`. A private or loopback
+    address has to be listed itself (`127.0.0.1:8000`)."""
     pool_size: int = Field(default=8, ge=1, le=1024)
     """Most boxes alive at once."""
     reuse: Literal["never", "group", "reset"] = "reset"
@@ -79,6 +85,36 @@ class SandboxConfig(BaseModel):
     """Most bytes of a cut stream that are put into a file in the box, from its start; 0 = no such files."""
     acquire_timeout_s: float = Field(default=120.0, gt=0)
     """How long a trajectory waits for a free box before it ends as an infrastructure outcome."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in entries:
+            found = HOST_ENTRY.fullmatch(entry)
+            if found is None or (found[4] and not 0 < int(found[4][1:]) < 2**16):
+                raise ValueError(
+                    f"{entry!r} is no host: use host, host:port, *.suffix, *.suffix:port or [IPv6 address]:port, "
+                    "without http:// and path"
+                )
+        return entries
+
+    @model_validator(mode="after")
+    def _check_network(self) -> SandboxConfig:
+        if self.network == "proxy" and not self.allowed_hosts:
+            raise ValueError(
+                "network=proxy reaches only what allowed_hosts names, and that is empty: set "
+                'allowed_hosts: ["host", …], or network=none'
+            )
+        if self.allowed_hosts and self.network != "proxy":
+            raise ValueError(
+                f"allowed_hosts has no effect with network={self.network}: set network=proxy, or remove allowed_hosts"
+            )
+        if self.network == "proxy" and self.type == "local":
+            raise ValueError(
+                "network=proxy can't be had with type=local, whose commands have the machine's own network: set "
+                "type=docker"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_together(self) -> SandboxConfig:

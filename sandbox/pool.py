@@ -26,6 +26,7 @@ from quintain.sandbox.background import background_loop
 from quintain.sandbox.base import SandboxError, SandboxTimeout, SandboxUnavailable
 from quintain.sandbox.blocking import BlockingSandbox
 from quintain.sandbox.config import SandboxConfig
+from quintain.sandbox.network_log import NetworkLog
 from quintain.sandbox.start_gate import BreakerOpen, StartGate, back_off_s
 
 TRIES = 4
@@ -58,6 +59,8 @@ class SandboxPool:
         """How many boxes were dead or could not be cleaned when they came back."""
         self.audit: list[dict[str, Any]] = []
         """What the audit of the first box found: a row a check; empty for boxes that isolate nothing."""
+        self.network_log = NetworkLog()
+        """What the boxes reached, or were refused, with `network=proxy`."""
         self._make_box = make_box
         self._acquire_timeout_s = config.acquire_timeout_s
         self._on_close = on_close

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quintain.sandbox import relay
+from quintain.sandbox.allow_list import AllowList
 from quintain.sandbox.base import SandboxError
 from quintain.sandbox.config import SandboxConfig
 
@@ -23,6 +25,8 @@ FIRST_PROCESS = "first process"
 DEFAULT_CAPABILITIES = 0xA80425FB
 """The set that Docker gives to root unasked; a relaxed box may have these and no other."""
 OWN_VARIABLES = {"HOME", "LANG", "PATH", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_"}
+PROXY_VARIABLES = {"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "NO_PROXY", "no_proxy"}
+UNLISTED = "unlisted.quintain.invalid"
 SYSTEM_MOUNTS = re.compile(r"/(proc|sys|dev/pts|dev/mqueue)(/.*)?$|/dev(/console)?$")
 ENGINE_FILES = {"/etc/resolv.conf", "/etc/hostname", "/etc/hosts"}
 NETWORK_PROBE = """
@@ -41,6 +45,16 @@ for name, address in addresses:
         print(name, "reached")
     except OSError as error:
         print(name, "unreachable")
+"""
+PROXY_PROBE = f"""
+import socket
+for name, host in (("proxy-unlisted", "{UNLISTED}"), ("proxy-metadata", "169.254.169.254")):
+    try:
+        probe = socket.create_connection(("{relay.HOST}", {relay.PORT}), timeout=5)
+        probe.sendall(("CONNECT " + host + ":80 HTTP/1.1\\r\\n\\r\\n").encode())
+        print(name, probe.recv(64).decode("latin-1").split(" ")[1])
+    except (OSError, IndexError):
+        print(name, "nothing")
 """
 SCRIPT = r"""
 show() { echo "== $1"; shift; "$@" 2>/dev/null; }
@@ -87,6 +101,9 @@ async def audit_box(box: AgentSandbox, config: SandboxConfig, *, image_env: Sequ
         raise SandboxError(f"the audit of box {box.id} did not end: {result.stderr[-400:] or result.stdout[-400:]}")
     probe = await box.exec(["python3", "-I", "-S", "-c", NETWORK_PROBE], timeout_s=AUDIT_TIMEOUT_S)
     facts["probe"] = probe.stdout if probe.exit_code == 0 else ""
+    if config.network == "proxy":
+        probe = await box.exec(["python3", "-I", "-S", "-c", PROXY_PROBE], timeout_s=AUDIT_TIMEOUT_S)
+        facts["probe"] += probe.stdout
     return judge(facts, config, image_env=image_env, has_agent=not getattr(box, "python_missing", False))
 
 
@@ -104,7 +121,7 @@ def judge(
         *_mounts(facts, config),
         *_network(facts, config),
         *_limits(facts, config),
-        *_surroundings(facts, image_env, has_agent=has_agent),
+        *_surroundings(facts, config, image_env, has_agent=has_agent),
     ]
 
 
@@ -183,7 +200,7 @@ def _network(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
     ipv6 = [line.split() for line in facts.get("routes6", "").splitlines()]
     outward = [fields[0] for fields in ipv4 if fields[1] == "00000000"]
     outward += [fields[9] for fields in ipv6 if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo"]
-    if config.network == "none":
+    if config.network in ("none", "proxy"):
         others = [name for name in names if name != "lo"]
         yield _row("interfaces", bool(names) and not others, "lo", " ".join(names) or "not told")
         yield _row("routes", not outward, "no way outward", ", ".join(outward) or f"{len(ipv4)} routes, none outward")
@@ -193,6 +210,11 @@ def _network(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
             continue
         found = probe.get(name) or ("not tried" if outward else "no route (no python3 to try with)")
         yield _row(word, found not in ("reached", "not tried"), "unreachable", found)
+    if config.network == "proxy":
+        allowed = AllowList(config.allowed_hosts)
+        for name, host in (("proxy-unlisted", UNLISTED), ("proxy-metadata", "169.254.169.254")):
+            if not allowed.allows(host, 80):
+                yield _row(f"{host} by the proxy", probe.get(name) == "403", "403", probe.get(name) or "not tried")
 
 
 def _limits(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
@@ -217,8 +239,11 @@ def _limits(facts: Mapping[str, str], config: SandboxConfig) -> Iterator[Row]:
         yield _row(name, right or (gvisor and found is None), f"at most {most}", found[2] if found else "not told")
 
 
-def _surroundings(facts: Mapping[str, str], image_env: Sequence[str], *, has_agent: bool) -> Iterator[Row]:
-    allowed = OWN_VARIABLES | {pair.partition("=")[0] for pair in image_env}
+def _surroundings(
+    facts: Mapping[str, str], config: SandboxConfig, image_env: Sequence[str], *, has_agent: bool
+) -> Iterator[Row]:
+    ours = OWN_VARIABLES | (PROXY_VARIABLES if config.network == "proxy" else set())
+    allowed = ours | {pair.partition("=")[0] for pair in image_env}
     names = re.findall(r"^(\w+)=", facts.get("environment", ""), re.MULTILINE)
     foreign = sorted(set(names) - allowed)
     yield _row("environment", bool(names) and not foreign, "only the image's and ours", " ".join(foreign or names))

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import docker
 from docker.types import Ulimit
 
+from quintain.sandbox import relay
 from quintain.sandbox.agent_sandbox import AgentSandbox, agent_command
 from quintain.sandbox.base import SandboxDied, SandboxError, SandboxUnavailable
 from quintain.sandbox.channel import Channel
@@ -211,7 +212,7 @@ class DockerSandbox(AgentSandbox):
             labels=self._labels,
             user=user(self.config),
             working_dir="/",
-            environment={"HOME": WORK, "LANG": "C.UTF-8"},
+            environment={"HOME": WORK, "LANG": "C.UTF-8", **proxy_variables(self.config)},
             hostname="box",
             stdin_open=True,
             # Detached: its stdin stays open when the stream breaks. On this machine a stream only breaks because an end
@@ -236,6 +237,17 @@ class DockerSandbox(AgentSandbox):
 def user(config: SandboxConfig) -> str:
     """The user and group that everything in a box runs as."""
     return "0:0" if config.profile == "relaxed" else f"{UID}:{UID}"
+
+
+def proxy_variables(config: SandboxConfig) -> dict[str, str]:
+    """What tells the box's programs of the relay; empty where there is none."""
+    if config.network != "proxy":
+        return {}
+    url = f"http://{relay.HOST}:{relay.PORT}"
+    return dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), url) | {
+        "NO_PROXY": "",
+        "no_proxy": "",
+    }
 
 
 def folder_sizes(config: SandboxConfig) -> dict[str, int]:

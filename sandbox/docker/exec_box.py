@@ -29,11 +29,12 @@ from typing import Any
 
 from quintain.sandbox.agent_sandbox import GRACE_S
 from quintain.sandbox.arguments import check_exec
-from quintain.sandbox.base import ExecResult, FileEntry, SandboxDied, SandboxError
+from quintain.sandbox.base import ExecResult, FileEntry, SandboxDied, SandboxError, SandboxUnavailable
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.docker.attach import Attachment
 from quintain.sandbox.docker.box import WORK, DockerSandbox, ProgramMissing
 from quintain.sandbox.docker.exec_stream import run_by_engine
+from quintain.sandbox.docker.relay_exec import BoxRelay
 from quintain.sandbox.docker.shell_files import LIST, READ, WRITE, entries_of, raise_file_error
 from quintain.sandbox.output import exec_result
 
@@ -60,8 +61,11 @@ class ExecBox(DockerSandbox):
         super().__init__(*args, **settings)
         self.python_missing = (self._engine.url, self._image) in _without_python
         self._other_users: set[str] = set()
+        self.relay: BoxRelay | None = None
+        """Carries the box's connections to the proxy, with `network=proxy`."""
 
     async def _start(self) -> None:
+        self._check_relay_possible()
         try:
             await super()._start()
         except ProgramMissing:
@@ -69,9 +73,23 @@ class ExecBox(DockerSandbox):
                 raise
             await self._remove()
             self.python_missing = True
+            self._check_relay_possible()
             self.id += "-sh"  # the engine may still hold the first name
             await super()._start()
             _without_python.add((self._engine.url, self._image))
+
+    def _check_relay_possible(self) -> None:
+        if self.python_missing and self.config.network == "proxy":
+            raise SandboxUnavailable(
+                f"sandbox.network=proxy needs quintain's agent in the box, which image {self._image} can't run: use an "
+                "image with python3 (and a runtime that shuts the agent to jobs), or set sandbox.network=none"
+            )
+
+    async def stop(self) -> None:
+        """As `DockerSandbox.stop`."""
+        if self.relay is not None:
+            self.relay.close()
+        await super().stop()
 
     def _first_process(self) -> list[str]:
         return ["/bin/sh", "-c", SWEEPER] if self.python_missing else super()._first_process()
@@ -97,6 +115,8 @@ class ExecBox(DockerSandbox):
         user: str | None = None,
     ) -> ExecResult:
         """As `Sandbox.exec`; the module says what the engine's way guarantees."""
+        if self.relay is not None and self.alive:
+            await self.relay.ensure()
         if user is None and not self.python_missing:
             return await super().exec(command, timeout_s=timeout_s, stdin=stdin, cwd=cwd, env=env)
         deadline_s = self.config.exec_timeout_s if timeout_s is None else timeout_s
@@ -186,7 +206,9 @@ class ExecBox(DockerSandbox):
         await self._engine.call("kill a box", lambda client: client.kill(self.id))
 
     async def reset(self) -> None:
-        """As `DockerSandbox.reset`; processes of other users are ended first."""
+        """As `DockerSandbox.reset`; processes of other users and the relay are ended first."""
+        if self.relay is not None:
+            self.relay.close()
         if self.python_missing:
             self.give_up("its image has no python3, so it can't be proved clean")
             raise SandboxDied(f"box {self.id} is not used again: its image has no python3, so it can't be proved clean")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quintain.sandbox.allow_list import AllowList
 from quintain.sandbox.base import SandboxError, SandboxUnavailable
 from quintain.sandbox.config import SandboxConfig
 from quintain.sandbox.docker.address import Address, default_address
@@ -27,6 +28,8 @@ from quintain.sandbox.docker.image import Image, ensure_image
 from quintain.sandbox.docker.owner import LEASE_S, NETWORK, POOL, labels_of_this_process, owner_is_dead
 from quintain.sandbox.docker.preflight import check_engine
 from quintain.sandbox.docker.reaper import reap
+from quintain.sandbox.docker.relay_exec import BoxRelay
+from quintain.sandbox.network_log import NetworkLog
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
@@ -53,6 +56,8 @@ class Host:
         """Rows of the last audit, whatever it found."""
         self.agent_open = False
         """The runtime lets a job open the agent's memory or files, so that commands go through the engine's exec."""
+        self.network_log = NetworkLog()
+        """What its boxes reached, or were refused; one for all hosts of a pool."""
         self.down_until = 0.0
         self._num_failures = 0
 
@@ -99,6 +104,8 @@ class Host:
             watcher=self,
         )
         box.python_missing = box.python_missing or self.agent_open
+        if self.config.network == "proxy":
+            box.relay = BoxRelay(self.engine, box.id, AllowList(self.config.allowed_hosts), self.network_log)
         self.boxes.add(box)
         return box
 
@@ -165,6 +172,7 @@ class Fleet:
             NETWORK: config.network,
         }
         hosts: list[Host] = []
+        network_log = NetworkLog()
         missing: list[EngineMissing] = []
         try:
             for address, weight in _addresses(config):
@@ -174,6 +182,7 @@ class Fleet:
                     missing.append(error)
                     continue
                 hosts.append(Host(engine, weight, config, labels))
+                hosts[-1].network_log = network_log
                 with _as_unavailable(engine):
                     hosts[-1].prepare()
         except BaseException:

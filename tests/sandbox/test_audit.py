@@ -84,6 +84,15 @@ def test_a_fact_that_is_missing_counts_against_the_box():
     assert names >= {"user", "capabilities", "seccomp", "root", "mounts", "memory limit", "interfaces", "environment"}
 
 
+def test_a_proxy_that_lets_through_what_is_not_listed_fails_the_audit():
+    config = SandboxConfig(network="proxy", allowed_hosts=("a.org",))
+    for said, expected in (("200", True), ("nothing", True), ("403", False)):
+        rows = failures(judge({"probe": f"proxy-unlisted {said}\nproxy-metadata {said}"}, config))
+        assert (
+            {"169.254.169.254 by the proxy", "unlisted.quintain.invalid by the proxy"} <= {r["name"] for r in rows}
+        ) == (expected)
+
+
 def test_programs_run_from_the_writable_folders_only_where_they_may(make_pool):
     script = "printf '#!/bin/sh\\necho ran' > f; chmod 755 f; ./f"
     with make_pool("docker").lease() as box:

@@ -230,3 +230,8 @@ def test_an_empty_image_names_the_remedy(make_pool, engine: docker.APIClient, tm
             make_pool("docker", image="quintain-test-void:1")
     finally:
         engine.remove_image("quintain-test-void:1", force=True)
+
+
+def test_the_proxy_needs_an_image_with_python(make_pool, bare_image: str):
+    with pytest.raises(SandboxUnavailable, match=r"sandbox\.network=proxy needs .* use an image with python3"):
+        make_pool("docker", image=bare_image, network="proxy", allowed_hosts=["a.org"])
