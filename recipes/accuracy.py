@@ -35,7 +35,9 @@ def measure(loaded: LoadedRecipe, *, run: Path | None, precision: Precision, pro
             groups = parts.runner.collect(
                 draws, group_size=config.algorithm.group_size, on_trajectory=lambda _: bar.advance(1)
             )
-        samples = samples_from_groups(groups, group_advantages(groups, config.algorithm), config.algorithm)
+        # Which advantages the tokens get does not matter here; one number a trajectory needs no critic.
+        algorithm = config.algorithm.model_copy(update={"advantage": "grpo"})
+        samples = samples_from_groups(groups, group_advantages(groups, algorithm), algorithm)
         return compare(
             parts.model,
             samples,

@@ -70,7 +70,7 @@ def _out_problems(out: Path, *, resume: bool) -> list[str]:
 
 def _notices(config: RecipeConfig) -> list[str]:
     notices = []
-    if config.algorithm.group_size == 1 and config.algorithm.advantage in ("grpo", "dr_grpo", "rloo"):
+    if config.algorithm.group_size < config.algorithm.min_valid_members:
         notices.append("algorithm.group_size = 1: every advantage is 0, so nothing will be learned")
     optimizer_steps = config.trainer.steps * config.algorithm.minibatches_per_step
     if config.algorithm.warmup_steps >= optimizer_steps:

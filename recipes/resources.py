@@ -30,6 +30,12 @@ def parallelism_problems(config: RecipeConfig) -> list[str]:
         problems.append(
             f"model.lora does not work with parallelism.strategy = {parallelism.strategy}; use fsdp2 or ddp"
         )
+    whole = config.model.lora is None and parallelism.strategy in ("single", "ddp", "deepspeed_zero2")
+    if config.algorithm.kl_in == "reward" and not whole:
+        problems.append(
+            "algorithm.kl_in = reward needs the reference model whole on rank 0, which it is not with adapters or with "
+            f"parallelism.strategy = {parallelism.strategy}: set algorithm.kl_in = loss"
+        )
     return problems
 
 

@@ -26,7 +26,8 @@ from quintain.recipes.resume import checkpoint_to_resume, find_run
 from quintain.recipes.run_lock import locked, make_run_folder
 from quintain.recipes.run_log import LoggedProgress, log_file
 from quintain.recipes.summary import Summary, summarise
-from quintain.trainer.checkpoint import Checkpoints, GoodCheckpoint
+from quintain.trainer.checkpoint import Checkpoints, GoodCheckpoint, SavedTogether
+from quintain.trainer.critic import Critic
 from quintain.trainer.follower import follow, start_followers
 from quintain.trainer.launch import end_with_launcher
 from quintain.trainer.learner import Learner
@@ -104,9 +105,9 @@ def _run(
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=config.checkpoint.keep)
     ranks = open_ranks(config)
     stack.callback(ranks.close)
-    parts, learner = _start(config, run_dir, resumed, state, status, stack, progress, ranks)
+    parts, learner, critic = _start(config, run_dir, resumed, state, status, stack, progress, ranks)
     checkpoints.tokenizer = parts.tokenizer
-    checkpoints.check_free_space(learner)
+    checkpoints.check_free_space(SavedTogether(learner, critic) if critic else learner)
     supersede_after(run_dir, state.step if resumed else -1)
     kind = parts.pool.kind if parts.pool else "none"
     status.update(sandbox=kind, sandbox_notice=parts.pool.notice if parts.pool else None)
@@ -131,6 +132,7 @@ def _run(
         progress=progress,
         state=state,
         ledger=_ledger(config, run_dir, parts),
+        critic=critic,
     )
     ended = "failed"
     try:
@@ -155,8 +157,8 @@ def _start(
     stack: ExitStack,
     progress: Progress,
     ranks: Ranks,
-) -> tuple[Parts, Learner]:
-    """Parts and learner as they stand before the first batch: warm-started, or as the checkpoint has them."""
+) -> tuple[Parts, Learner, Critic | None]:
+    """Parts, learner and (with GAE) critic before the first batch: warm-started, or as the checkpoint has them."""
     started = time.perf_counter()
     status.update(phase="assembly", step=state.step)
     load = partial(starting_model, config, progress=progress, folder=resumed.model_path if resumed else None)
@@ -176,16 +178,22 @@ def _start(
         ranks=ranks,
         lora=config.model.lora,
     )
+    critic = None
+    if config.algorithm.advantage == "gae":
+        device, budget = learner.accelerator.device, config.trainer.micro_batch_tokens
+        critic = Critic(parts.model, config.algorithm, micro_batch_tokens=budget, device=device)
     status.update(learner=wrapping_of(learner.model), num_processes=ranks.size)
     if ranks.size > 1 or config.model.lora is not None:
         progress.message(f"learner: {describe_wrapping(learner.model, ranks.size)}")
     if resumed is not None:
+        if critic is not None:
+            critic.load(resumed.path)
         learner.load(resumed.path)
         parts.policy.set_policy_version(learner.policy_version)
         for reason in resumed.passed_over:
             progress.message(f"passed over a newer checkpoint: {reason}")
         progress.message(f"resumed after step {state.step}, policy version {learner.policy_version}")
-    return parts, learner
+    return parts, learner, critic
 
 
 def _ledger(config: RecipeConfig, run_dir: Path, parts: Parts) -> BatchLedger:

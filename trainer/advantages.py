@@ -1,4 +1,4 @@
-"""Group-relative advantages: how much better a trajectory did than the others of its own task draw.
+"""Advantages of trajectories: how much better one did than the others of its own task draw, or of the batch.
 
 Flow: ``Group -> effective rewards of the valid members -> one advantage a trajectory``. `samples_from_groups` then
 gives every trained token of the trajectory that one number.
@@ -6,13 +6,13 @@ gives every trained token of the trajectory that one number.
 Invariants: the group key is the task draw, never the batch or the row; a trajectory counts once however many token rows
 it has; members without a reward leave mean and standard deviation and get NaN; equal rewards give exactly 0.
 
-Does not do: value functions, GAE, normalising over the batch.
+Does not do: credit within a trajectory (`trainer/gae.py`, `trainer/credit.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from quintain.agents.outcome import Outcome
 from quintain.agents.trajectory import Group, Trajectory
@@ -74,40 +74,100 @@ def rloo_advantages(rewards: Sequence[float]) -> list[float]:
     return [(r - (total - r) / (len(rewards) - 1)) * scale for r in rewards]
 
 
+def pass_at_k_advantages(successes: Sequence[float], k: int) -> list[float]:
+    """Advantage of a try for the success of *some* try among k drawn from the group (arXiv 2508.10751), exactly.
+
+    With n tries, of which f failed, and C(a, b) = ways to choose: ``p = 1 - C(f, k) / C(n, k)`` is the success of k
+    tries, ``s = sqrt(p (1 - p))`` its deviation, and ``A_success = (1 - p) / s``,
+    ``A_failure = (1 - p - C(f - 1, k - 1) / C(n - 1, k - 1)) / s``. 0 where p is 0 or 1.
+
+    `successes`: 1.0 or 0.0 each. Where failed members left fewer than k tries, k is their number.
+    """
+    n, num_failed = len(successes), sum(not s for s in successes)
+    k = min(k, n)
+    if has_no_spread(successes):
+        return [0.0] * n
+    no_success = math.comb(num_failed, k) / math.comb(n, k)
+    deviation = math.sqrt(no_success * (1 - no_success))
+    if deviation == 0:
+        return [0.0] * n
+    others_fail = math.comb(num_failed - 1, k - 1) / math.comb(n - 1, k - 1)
+    return [(no_success if s else no_success - others_fail) / deviation for s in successes]
+
+
+GROUP_ESTIMATORS: dict[str, Callable[[Sequence[float], AlgorithmConfig], list[float]]] = {
+    "grpo": lambda rewards, config: grpo_advantages(rewards, config.advantage_eps),
+    "dr_grpo": lambda rewards, _: dr_grpo_advantages(rewards),
+    "rloo": lambda rewards, _: rloo_advantages(rewards),
+    "reinforce_pp": lambda rewards, _: list(rewards),
+    "reinforce_pp_baseline": lambda rewards, _: dr_grpo_advantages(rewards),
+    "pass_at_k": lambda successes, config: pass_at_k_advantages(successes, config.pass_k),
+}
+"""By `algorithm.advantage`: the rewards of one group's valid members to as many advantages."""
+BATCH_NORMALISED = ("reinforce_pp", "reinforce_pp_baseline")
+"""REINFORCE++ (arXiv 2501.03262): what the group gave is normalised over all valid trajectories of the batch."""
+
+
 def effective_reward(trajectory: Trajectory, config: AlgorithmConfig) -> float:
     """The reward that enters the baseline: the trajectory's own, or `truncated_reward` where truncation is penalised.
+
+    With `pass_at_k` it is 1 for a success and 0 otherwise.
 
     Raises:
         ValueError: a trajectory that claims to be trainable has no finite reward.
     """
-    if trajectory.outcome is Outcome.TRUNCATED and config.truncated == "penalise":
+    is_penalised = trajectory.outcome is Outcome.TRUNCATED and config.truncated == "penalise"
+    if is_penalised and config.advantage != "pass_at_k":
         return config.truncated_reward
     if not math.isfinite(trajectory.reward):
         raise ValueError(
             f"trajectory {trajectory.draw}/{trajectory.member} ended as {trajectory.outcome.value!r} with reward "
             f"{trajectory.reward}; a trajectory whose reward could not be computed must end as 'verifier'"
         )
-    return trajectory.reward
+    return float(trajectory.success) if config.advantage == "pass_at_k" else trajectory.reward
 
 
-def group_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[list[float]]:
+def is_informative(group: Group, config: AlgorithmConfig) -> bool:
+    """Whether its members differ, so that a baseline over them teaches something (dynamic sampling keeps these)."""
+    return not has_no_spread([effective_reward(t, config) for t in group.valid])
+
+
+def group_advantages(
+    groups: Sequence[Group], config: AlgorithmConfig, penalties: Mapping[tuple[int, int], float] | None = None
+) -> list[list[float]]:
     """One advantage a trajectory, `[P][G]` in the order given; NaN for members that have no reward.
 
-    A group with fewer than two valid members gets 0 for those it has; `samples_from_groups` leaves such a group out.
+    A group with fewer than two valid members gets 0 for those it has (where the estimator needs two);
+    `samples_from_groups` leaves such a group out.
+
+    Args:
+        penalties: taken off the reward of trajectory (draw, member); 0 for those that are not in it.
 
     Raises:
-        ValueError: a trainable trajectory has a non-finite reward.
+        ValueError: a trainable trajectory has a non-finite reward, or `config.advantage` is of turns or tokens.
     """
-    return [_advantages_of(group, config) for group in groups]
+    if config.advantage not in GROUP_ESTIMATORS:
+        raise ValueError(f"algorithm.advantage = {config.advantage} gives credit within a trajectory, not one number")
+    estimate, penalties = GROUP_ESTIMATORS[config.advantage], penalties or {}
+    estimated = [
+        estimate([effective_reward(t, config) - penalties.get((t.draw, t.member), 0.0) for t in group.valid], config)
+        for group in groups
+    ]
+    if config.advantage in BATCH_NORMALISED:
+        usable = [len(group.valid) >= config.min_valid_members for group in groups]
+        normalised = iter(
+            grpo_advantages(
+                [a for advantages, used in zip(estimated, usable, strict=True) if used for a in advantages],
+                config.advantage_eps,
+            )
+        )
+        estimated = [
+            [next(normalised) if used else 0.0 for _ in advantages]
+            for advantages, used in zip(estimated, usable, strict=True)
+        ]
+    return [_with_nan(group, advantages) for group, advantages in zip(groups, estimated, strict=True)]
 
 
-def _advantages_of(group: Group, config: AlgorithmConfig) -> list[float]:
-    rewards = [effective_reward(t, config) for t in group.valid]
-    if config.advantage == "grpo":
-        advantages = grpo_advantages(rewards, config.advantage_eps)
-    elif config.advantage == "dr_grpo":
-        advantages = dr_grpo_advantages(rewards)
-    else:
-        advantages = rloo_advantages(rewards)
+def _with_nan(group: Group, advantages: Sequence[float]) -> list[float]:
     remaining = iter(advantages)
     return [next(remaining) if t.outcome.is_trainable else math.nan for t in group.trajectories]

@@ -24,7 +24,6 @@ import torch
 
 from quintain.agents.outcome import Outcome
 from quintain.agents.trajectory import Group, TokenRow, Trajectory
-from quintain.trainer.advantages import MIN_VALID_MEMBERS
 from quintain.trainer.config import AlgorithmConfig
 from quintain.trainer.packing import Row, micro_batches_of, num_tokens_of, ranks_of, rows_of
 from quintain.trainer.sample import Sample
@@ -101,12 +100,12 @@ def samples_from_groups(
     """The trainable rows of a batch of groups, in the groups' order.
 
     Left out, and so in neither numerator nor denominator of the loss: members whose outcome is a failure or a
-    cancellation, groups with fewer than two valid members, truncated members under `truncated: mask`, and rows in which
-    nothing was sampled.
+    cancellation, groups with fewer valid members than the estimator needs, truncated members under `truncated: mask`,
+    and rows in which nothing was sampled.
     """
     samples: list[Sample] = []
     for group, advantages_G in zip(groups, advantages_P_G, strict=True):
-        if len(group.valid) < MIN_VALID_MEMBERS:
+        if len(group.valid) < config.min_valid_members:
             continue
         for trajectory, advantage in zip(group.trajectories, advantages_G, strict=True):
             if _is_trained(trajectory, config):
@@ -195,8 +194,8 @@ def batches_of_ranks(
     num_trained = sum(sample.num_trained_tokens for sample in samples)
     if num_trained == 0:
         raise EmptyBatchError(
-            f"none of the tokens of {len(samples)} samples is trained: every group has fewer than "
-            f"{MIN_VALID_MEMBERS} valid members (group_size 1, or failures), is masked, or has nothing sampled"
+            f"none of the tokens of {len(samples)} samples is trained: every group has too few valid members "
+            "(group_size 1, or failures), is masked, or has nothing sampled"
         )
     totals = (denominator or num_trained, sum(sample.num_trained_tokens > 0 for sample in samples))
     width = max(row_tokens or 0, *(len(s.token_ids) for s in samples)) if packed else None
@@ -207,7 +206,7 @@ def batches_of_ranks(
             micro_batches_of(rows_of(part, width=width), max_tokens=max_tokens) for part in ranks_of(chosen, num_ranks)
         ]
         for batches, plan in zip(batches_of_rank, plans, strict=True):
-            batches += [_collate(rows, totals, has_signal=has_signal) for rows in plan]
+            batches += [collate(rows, totals, has_signal=has_signal) for rows in plan]
             missing = max(map(len, plans)) - len(plan)
             batches += [_weightless(totals, has_signal=has_signal)] * missing
     return batches_of_rank
@@ -237,10 +236,11 @@ def _weightless(totals: tuple[int, int], *, has_signal: bool) -> Batch:
         draw=-1,
         member=-1,
     )
-    return _collate([(nothing,)], totals, has_signal=has_signal)
+    return collate([(nothing,)], totals, has_signal=has_signal)
 
 
-def _collate(rows: Sequence[Row], totals: tuple[int, int], *, has_signal: bool) -> Batch:
+def collate(rows: Sequence[Row], totals: tuple[int, int], *, has_signal: bool) -> Batch:
+    """One micro-batch of these rows, in this order; `totals` = trained tokens, sequences of the optimizer step."""
     num_tokens = max(num_tokens_of(row) for row in rows)
 
     def joined(values_of: Callable[[Sample], Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:

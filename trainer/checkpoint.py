@@ -54,6 +54,22 @@ class Saveable(Protocol):
         ...
 
 
+class SavedTogether:
+    """Several things in one checkpoint, the learner and its critic, each with files of its own."""
+
+    def __init__(self, *parts: Saveable) -> None:
+        self._parts = parts
+
+    def save(self, folder: Path) -> None:
+        """Write the files of all of them."""
+        for part in self._parts:
+            part.save(folder)
+
+    def checkpoint_bytes(self) -> int:
+        """Of all of them."""
+        return sum(part.checkpoint_bytes() for part in self._parts)
+
+
 class SavesItself(Protocol):
     """A tokenizer, as far as a checkpoint needs it."""
 

@@ -42,6 +42,19 @@ class CorrectionConfig(BaseModel):
         return self
 
 
+class CriticConfig(BaseModel):
+    """PPO's value model (`trainer/critic.py`); used with `algorithm.advantage = gae` only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Constant."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """A value's loss is never smaller than that of a value at most this far from the one before the batch."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
 class AlgorithmConfig(BaseModel):
     """Advantages, loss and optimizer."""
 
@@ -50,13 +63,29 @@ class AlgorithmConfig(BaseModel):
     tasks_per_step: int = Field(default=16, ge=1)
     """P: task draws (groups) that one batch holds."""
     group_size: int = Field(default=8, ge=1)
-    """G: trajectories a task draw. 1 gives advantage 0 everywhere and trains nothing."""
+    """G: trajectories a task draw. 1 gives advantage 0 everywhere, except with `reinforce_pp` and `gae`."""
+    dynamic_sampling: bool = False
+    """Draw more tasks in place of groups that teach nothing, until tasks_per_step groups do (DAPO)."""
+    max_draws_factor: int = Field(default=4, ge=1)
+    """With `dynamic_sampling`, a step draws at most this many times tasks_per_step; then it trains on what it has."""
     minibatches_per_step: int = Field(default=1, ge=1)
     """K: optimizer steps a batch; tasks_per_step must be divisible by it."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """`grpo`: (r - mean) / (std + eps); `dr_grpo`: r - mean; `rloo`: r - mean of the others."""
+    advantage: Literal[
+        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "pass_at_k", "turn", "gae"
+    ] = "grpo"
+    """Of a trajectory: `grpo`: (r - mean) / (std + eps); `dr_grpo`: r - mean; `rloo`: r - mean of the others;
+    `reinforce_pp`: r, normalised over the batch; `reinforce_pp_baseline`: r - mean, then so; `pass_at_k`: of success.
+    Of a turn: `turn`: its return - that turn's mean. Of a token or turn: `gae`, with a critic."""
     advantage_eps: float = Field(default=1e-6, gt=0)
-    """Added to the group's standard deviation (sample, ddof = 1)."""
+    """Added to a standard deviation (sample, ddof = 1)."""
+    pass_k: int = Field(default=2, ge=1)
+    """k of `pass_at_k`; at most group_size."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """gamma of `turn` (by turn) and `gae` (by `credit`); tool tokens never discount."""
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    credit: Literal["token", "turn"] = "token"
+    """What an action of `gae` is."""
+    critic: CriticConfig = CriticConfig()
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """The proximal policy of the ratio: the trainer's log-probs before the batch's first update, or the sampler's."""
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
@@ -76,8 +105,9 @@ class AlgorithmConfig(BaseModel):
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the estimated KL(policy || reference); 0 keeps no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    kl_in: Literal["loss"] = "loss"
-    """Where the KL term stands."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`reward`: kl_coef x the estimate with the sampler's log-probs is taken off the reward, token by token where
+    credit is given by token, else summed over the trajectory."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     correction: CorrectionConfig = CorrectionConfig()
@@ -93,6 +123,32 @@ class AlgorithmConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this global L2 norm."""
+
+    @property
+    def min_valid_members(self) -> int:
+        """A group with fewer members that ended with a reward teaches nothing and leaves the loss."""
+        return 1 if self.advantage in ("reinforce_pp", "gae") else 2
+
+    @model_validator(mode="after")
+    def _check_advantage(self) -> AlgorithmConfig:
+        if self.advantage == "pass_at_k" and self.pass_k > self.group_size:
+            raise ValueError(
+                f"algorithm.pass_k = {self.pass_k} tries of a group of {self.group_size}: set pass_k to at most "
+                f"group_size, or group_size = {self.pass_k}"
+            )
+        if self.dynamic_sampling and self.min_valid_members == 1:
+            raise ValueError(
+                f"algorithm.dynamic_sampling leaves out groups without spread, which advantage = {self.advantage} "
+                "learns from: set dynamic_sampling = false"
+            )
+        if self.credit == "turn" and self.advantage != "gae":
+            raise ValueError(
+                f"algorithm.credit = turn belongs to advantage = gae, not {self.advantage}: set credit = token "
+                "(advantage = turn has turns already)"
+            )
+        if self.kl_in == "reward" and self.kl_coef == 0:
+            raise ValueError("algorithm.kl_in = reward with kl_coef = 0 does nothing: set kl_coef, or kl_in = loss")
+        return self
 
     @model_validator(mode="after")
     def _check_loss(self) -> AlgorithmConfig:

@@ -52,6 +52,7 @@ from quintain.trainer.objective import Objective, totals_of, with_denominators
 from quintain.trainer.parallel import check_wrapping, checkpoint_activations, shard_like
 from quintain.trainer.ranks import Ranks
 from quintain.trainer.sample import Sample
+from quintain.trainer.scoring import per_token
 from quintain.trainer.tally import Tally
 from quintain.trainer.whole_weights import refresh, whole
 
@@ -298,6 +299,16 @@ class Learner:
         off = adapters_off(self.model) if self.reference is None else nullcontext()
         with torch.no_grad(), off:
             return self._score(batch, reference).logprobs_BT
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """The reference model's log-prob of each trained token, `[T]` a sample; rank 0 alone, which has it whole."""
+        assert self.reference is not None
+        reference = self.reference
+
+        def score(batch: Batch) -> torch.Tensor:
+            return self._score(batch, reference).logprobs_BT
+
+        return per_token(samples, score, max_tokens=self.micro_batch_tokens, device=self.accelerator.device)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on besides weights and optimizer: counters and random states."""

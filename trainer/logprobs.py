@@ -79,7 +79,7 @@ def score_tokens(
     view = next_token_view(batch)
     inner = unwrapped(model)
     layer = _output_layer(inner)
-    arguments = _attention_arguments(inner, batch)
+    arguments = attention_arguments(inner, batch)
     # Asked first, whatever the size: ranks whose forward passes wait for each other must all make the trial run.
     kept = layer if layer is not None and _keeps_logits(model, layer, batch.token_ids_BT.device) else None
     fused = kept is not None and 4 * len(view.target_N) * _vocab_size(kept) > chunk_bytes
@@ -135,7 +135,8 @@ def _scatter(values_N: torch.Tensor, trained_BT: torch.Tensor) -> torch.Tensor:
     return empty_BT.masked_scatter(trained_BT, values_N)
 
 
-def _attention_arguments(model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+def attention_arguments(model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    """What the model's forward pass needs besides ids, so that no token sees padding or another sample."""
     if batch.is_packed:
         refuse_packing(model)
         # transformers separates the segments where position ids restart and no mask is given.

@@ -1,7 +1,8 @@
 """The training loop, synchronous: one batch of groups is sampled, scored, trained on; then the next.
 
-    task order ──draws──> runner (policy x environments) ──groups──> advantages ──samples──> learner
-                              ^                                                                 │
+    task order ──draws──> runner (policy x environments) ──groups──> advantages ──samples──> learner (then the critic)
+      ^                       ^                              │                                  │
+      └─ groups without spread, with dynamic sampling ───────┘                                  │
                               └──────────── weights, policy_version + 1 per optimizer step ─────┘
 
 | who    | waits for | ends by                                                |
@@ -29,16 +30,17 @@ from quintain.agents.scheduler import Draw, RolloutRunner
 from quintain.agents.store import TrajectoryStore
 from quintain.agents.trajectory import Group
 from quintain.envs import Task
-from quintain.trainer.advantages import group_advantages
-from quintain.trainer.batch import EmptyBatchError, samples_from_groups
-from quintain.trainer.checkpoint import CheckpointError, Checkpoints
+from quintain.trainer.advantages import is_informative
+from quintain.trainer.batch import EmptyBatchError
+from quintain.trainer.checkpoint import CheckpointError, Checkpoints, SavedTogether
 from quintain.trainer.config import AlgorithmConfig, CheckpointConfig, EvalConfig, TrainerConfig
+from quintain.trainer.credit import Credit, credit
+from quintain.trainer.critic import Critic
 from quintain.trainer.interrupts import interrupts_held
 from quintain.trainer.learner import Learner
 from quintain.trainer.ledger import BatchLedger
 from quintain.trainer.metrics import rollout_metrics
 from quintain.trainer.progress import Progress
-from quintain.trainer.sample import Sample
 from quintain.trainer.status import StatusFile
 from quintain.trainer.task_order import TaskOrder
 from quintain.trainer.tracking import Trackers
@@ -101,12 +103,15 @@ class TrainingLoop:
         progress: Progress,
         state: LoopState,
         ledger: BatchLedger | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self.config, self.runner, self.learner, self.policy = config, runner, learner, policy
         self.evaluate, self.task_at, self.order = evaluate, task_at, order
         self.store, self.trackers, self.checkpoints = store, trackers, checkpoints
         self.status, self.progress, self.state = status, progress, state
-        self.ledger = ledger
+        self.ledger, self.critic = ledger, critic
+        self.saved = learner if critic is None else SavedTogether(learner, critic)
+        """What a checkpoint holds."""
         self._between_batches = True
         self._saved_step = state.step if state.step else -1
 
@@ -148,16 +153,26 @@ class TrainingLoop:
     def _learn_from(self, groups: Sequence[Group], started: float, sampled: float) -> str:
         """Train on groups whose sampling began at `started` and ended at `sampled`; record the batch."""
         state, algorithm = self.state, self.config.algorithm
-        advantages_P_G = group_advantages(groups, algorithm)
-        samples = samples_from_groups(groups, advantages_P_G, algorithm)
+        given = credit(
+            groups,
+            algorithm,
+            reference_logprobs=self.learner.reference_logprobs,
+            values=self.critic.values if self.critic else None,
+        )
         sampled_by = self.learner.policy_version
-        metrics = self._train_on(samples)
+        metrics = self._train_on(given)
         state.step += 1
-        state.next_draw += algorithm.tasks_per_step
+        state.next_draw += len(groups)
         self._between_batches = True
         trained = time.perf_counter()
 
-        metrics |= rollout_metrics(groups)
+        metrics |= rollout_metrics(groups, min_valid_members=algorithm.min_valid_members)
+        if algorithm.dynamic_sampling:
+            num_informative = sum(is_informative(group, algorithm) for group in groups)
+            metrics["reward/num_filtered_groups"] = len(groups) - num_informative
+            metrics["reward/num_missing_groups"] = algorithm.tasks_per_step - num_informative
+        if given.kl_penalty_mean is not None:
+            metrics["reward/kl_penalty_mean"] = given.kl_penalty_mean
         num_tokens = sum(t.num_sampled_tokens for g in groups for t in g.trajectories)
         metrics |= {
             "time/rollout_s": sampled - started,
@@ -173,18 +188,21 @@ class TrainingLoop:
         state.reward_first = state.reward_last if state.reward_first is None else state.reward_first
         self._add_seconds("rollout", sampled - started)
         self._add_seconds("train", trained - sampled)
-        self._record(groups, advantages_P_G, metrics, sampled_by)
+        self._record(groups, given.advantages_P_G, metrics, sampled_by)
         if reward is None:
             return "no valid trajectory"
         return f"reward {reward:.3f} success {metrics['rollout/success_frac']:.2f}"
 
-    def _train_on(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def _train_on(self, given: Credit) -> dict[str, float]:
         """One batch of updates; a batch that nothing can be learned from is passed over, counted."""
+        samples = given.samples
         if self.ledger is not None:
             self.ledger.admit(self.state.step + 1, samples, policy_version=self.learner.policy_version)
         self._between_batches = False
         try:
             metrics = self.learner.train_on(samples)
+            if self.critic is not None:
+                metrics |= self.critic.train_on(given)
         except EmptyBatchError as error:
             self.progress.message(f"step {self.state.step + 1}: no update: {error}")
             metrics = {"train/num_skipped_batches": 1.0, "policy/staleness_max": 0.0}
@@ -192,9 +210,24 @@ class TrainingLoop:
         return metrics
 
     def _collect(self) -> list[Group]:
+        """The groups of one batch: `tasks_per_step`, or with dynamic sampling as many as it takes to have so many that
+        teach something, up to the cap. Groups that are not needed are never drawn."""
         algorithm = self.config.algorithm
-        numbers = range(self.state.next_draw, self.state.next_draw + algorithm.tasks_per_step)
-        draws = [Draw(number=n, task=self.task_at(self.order.index(n))) for n in numbers]
+        most = algorithm.tasks_per_step * algorithm.max_draws_factor
+        groups = self._draw(algorithm.tasks_per_step, after=0)
+        while algorithm.dynamic_sampling:
+            num_informative = sum(is_informative(group, algorithm) for group in groups)
+            num_more = min(algorithm.tasks_per_step - num_informative, most - len(groups))
+            if num_more <= 0:
+                break
+            groups += self._draw(num_more, after=len(groups))
+        return groups
+
+    def _draw(self, num_draws: int, *, after: int) -> list[Group]:
+        """Groups of the next `num_draws` task draws, `after` of this batch having been drawn."""
+        algorithm = self.config.algorithm
+        first = self.state.next_draw + after
+        draws = [Draw(number=n, task=self.task_at(self.order.index(n))) for n in range(first, first + num_draws)]
         self.status.update(phase="rollouts", step=self.state.step)
         total = len(draws) * algorithm.group_size
         with self.progress.phase("rollouts", total=total) as bar:
@@ -237,7 +270,7 @@ class TrainingLoop:
         started = time.perf_counter()
         self.status.update(phase="save", step=self.state.step)
         with self.progress.phase("save", total=None):
-            path = self.checkpoints.save(self.state.step, self.learner, asdict(self.state))
+            path = self.checkpoints.save(self.state.step, self.saved, asdict(self.state))
         self._saved_step = self.state.step
         self._add_seconds("save", time.perf_counter() - started)
         return path

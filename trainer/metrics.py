@@ -20,7 +20,18 @@ METRICS: dict[str, str] = {
     "reward/zero_variance_groups_frac": (
         "Share of the groups with at least two valid members in which all rewards are equal: they teach nothing."
     ),
-    "reward/num_dropped_groups": "Groups with fewer than two valid members; they leave the loss.",
+    "reward/num_dropped_groups": (
+        "Groups with too few valid members for a baseline (below two, mostly); they leave the loss."
+    ),
+    "reward/num_filtered_groups": (
+        "Groups without spread that dynamic sampling left out and replaced; only with algorithm.dynamic_sampling."
+    ),
+    "reward/num_missing_groups": (
+        "Groups by which dynamic sampling fell short of tasks_per_step, its cap of draws being reached."
+    ),
+    "reward/kl_penalty_mean": (
+        "Mean over the trajectories that were scored of what KL took off their reward; only with kl_in = reward."
+    ),
     "rollout/success_frac": "Share of the valid trajectories that the environment calls a success.",
     "rollout/tokens_mean": "Mean number of sampled tokens of a valid trajectory; tool text does not count.",
     "rollout/turns_mean": "Mean number of turns (generations) of a valid trajectory.",
@@ -55,7 +66,7 @@ METRICS: dict[str, str] = {
     "train/num_clamped_tokens": "Trained tokens whose log-ratio was beyond the clamp in front of the exponential.",
     "train/entropy": "Mean entropy, in nats, of the distributions that the trained tokens were drawn from.",
     "train/kl_reference": (
-        "Mean over trained tokens of algorithm.kl_estimator of KL(policy || reference); only with kl_coef > 0."
+        "Mean over trained tokens of algorithm.kl_estimator of KL(policy || reference); only with kl_in = loss."
     ),
     "train/learning_rate": "Learning rate of the batch's first optimizer step.",
     "train/num_trained_tokens": (
@@ -73,6 +84,12 @@ METRICS: dict[str, str] = {
         "Mean absolute difference, over trained tokens, of the trainer's and the sampler's log-prob."
     ),
     "mismatch/k3": "Mean k3 estimate over trained tokens of KL(sampler || trainer), before the batch's first update.",
+    "critic/value_loss": "Half the clipped squared error of the critic over tokens with a target; mean over its steps.",
+    "critic/explained_variance": "Is 1 - Var(return - value) / Var(return), the values being from before the update.",
+    "critic/value_mean": "Mean of those values.",
+    "critic/clip_frac": "Share of the tokens with a target where the critic's value clip takes hold.",
+    "critic/grad_norm": "Global L2 norm of the critic's gradient before clipping; mean over its optimizer steps.",
+    "critic/num_skipped_steps": "The critic's optimizer steps left out because the gradient norm was not finite.",
     "policy/version": "Version of the policy after the batch: optimizer steps taken since the start of RL.",
     "policy/staleness_max": (
         "Version at the batch's first optimizer step minus the oldest version that sampled a trained token."
@@ -104,8 +121,11 @@ def num_nonfinite(metrics: Mapping[str, float]) -> int:
     return sum(not math.isfinite(value) for value in metrics.values())
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """The `reward/` and `rollout/` metrics of one batch; a mean over nothing is left out."""
+def rollout_metrics(groups: Sequence[Group], *, min_valid_members: int = MIN_VALID_MEMBERS) -> dict[str, float]:
+    """The `reward/` and `rollout/` metrics of one batch; a mean over nothing is left out.
+
+    A group with fewer than `min_valid_members` leaves the loss.
+    """
     trajectories = [t for group in groups for t in group.trajectories]
     valid = [t for group in groups for t in group.valid]
     rewards = [t.reward for t in valid if math.isfinite(t.reward)]
@@ -125,7 +145,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if len(rewards) > 1:
         scaled, scale = scaled_down(rewards)
         metrics["reward/std"] = statistics.stdev(scaled) * scale
-    metrics["reward/num_dropped_groups"] = len(groups) - len(comparable)
+    metrics["reward/num_dropped_groups"] = sum(len(group.valid) < min_valid_members for group in groups)
     metrics["rollout/num_trajectories"] = len(trajectories)
     metrics["rollout/num_retries"] = sum(t.attempt for t in trajectories)
     return metrics
@@ -133,3 +153,11 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _has_format_error(trajectory: Trajectory) -> bool:
     return any(turn.num_format_errors for turn in trajectory.turns)
+
+
+def explained_variance(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """``1 - Var(R - V) / Var(R)`` of (value V, return R) pairs; None where the returns do not differ."""
+    returns = [r for _, r in pairs]
+    if len(pairs) < 2 or max(returns) == min(returns):
+        return None
+    return 1 - statistics.variance([r - v for v, r in pairs]) / statistics.variance(returns)

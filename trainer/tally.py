@@ -96,7 +96,7 @@ class Tally:
             "mismatch/logprob_gap_mean": total.get("gap", 0.0) / num_compared,
             "mismatch/k3": total.get("k3", 0.0) / num_compared,
         }
-        if config.kl_coef > 0:
+        if config.kl_coef > 0 and config.kl_in == "loss":
             metrics["train/kl_reference"] = total["kl_sum"] / num_trained
         if config.dual_clip is not None:
             metrics["train/dual_clip_frac"] = total["num_dual_clipped"] / num_trained

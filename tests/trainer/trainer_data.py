@@ -208,3 +208,38 @@ def group_of(rewards: Sequence[float | None], *, draw: int = 0) -> Group:
         for member, reward in enumerate(rewards)
     ]
     return make_group(*members, draw=draw)
+
+
+def turns_trajectory(
+    rewards: Sequence[float],
+    *,
+    draw: int = 0,
+    member: int = 0,
+    tokens_per_turn: int = 2,
+    rollout_logprob: float = -0.5,
+    forked: bool = False,
+    **changes: Any,
+) -> Trajectory:
+    """One turn a reward, each of `tokens_per_turn` tokens behind a prompt or a tool answer of two tokens.
+
+    In one row, or (`forked`) with a row of its own for every turn.
+    """
+    base = make_trajectory(sum(rewards), draw=draw, member=member, num_sampled=tokens_per_turn)
+    turns, rows = [], []
+    ids: list[int] = []
+    sampled: list[bool] = []
+    for index, reward in enumerate(rewards):
+        completion = replace(base.turns[0].completion, logprobs=(rollout_logprob,) * tokens_per_turn)
+        turns.append(replace(base.turns[0], index=index, reward=reward, completion=completion))
+        ids = [*ids, 1, 2, *completion.token_ids]
+        sampled = [*([False] * len(sampled) if forked else sampled), False, False, *[True] * tokens_per_turn]
+        if forked or index == len(rewards) - 1:
+            rows.append(
+                TokenRow(
+                    token_ids=tuple(ids),
+                    sampled=tuple(sampled),
+                    logprobs=tuple(rollout_logprob if s else NAN for s in sampled),
+                    policy_versions=tuple(0 if s else -1 for s in sampled),
+                )
+            )
+    return replace(base, turns=tuple(turns), rows=tuple(rows), **changes)
