@@ -77,7 +77,8 @@ def nearest_key(path: str, root: type[BaseModel]) -> str | None:
         return f"{parent}.{close[0]}" if parent else close[0]
     leaves = list(dict.fromkeys(key.rpartition(".")[2] for key in keys))
     close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.7)
-    return next((key for key in keys if key.rpartition(".")[2] == close[0]), None) if close else None
+    # The one nearest to the root: a section's own setting rather than one of its parts.
+    return min((key for key in keys if key.rpartition(".")[2] in close), key=lambda key: key.count("."), default=None)
 
 
 def unknown_key(path: str, root: type[BaseModel]) -> str:
