@@ -110,10 +110,14 @@ def _ended_by_signals() -> Iterator[None]:
         yield
         return
 
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
     def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in numbers:  # a second one would break into the clean-up that the first began
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
