@@ -132,7 +132,7 @@ def test_what_is_no_whole_number_is_refused_where_one_is_due(recipe, written: st
     ("override", "problem"),
     [
         ("algorithm.clip_low=1.5", "algorithm.clip_low = 1.5: must be a number > 0 and < 1"),
-        ("algorithm.advantage=gpro", "algorithm.advantage = 'gpro': must be one of grpo, dr_grpo, rloo"),
+        ("algorithm.loss=ppp", "algorithm.loss = 'ppp': must be one of ppo, gspo, cispo, reinforce"),
         ("model.path=3", "model.path = 3: must be text, or null; quote it to make it text"),
         ("tracking.aim=maybe", "tracking.aim = 'maybe': must be true or false"),
         ("sandbox.cpus=true", "sandbox.cpus = true: must be a number > 0"),
