@@ -58,6 +58,8 @@ class EngineConfig(BaseModel):
     retry_s: float = Field(default=30.0, ge=0)
     """How long a generation is tried again where nothing was sampled: no connection, or a server that is still
     starting. Past it the trajectory ends as an infrastructure failure."""
+    sync_timeout_s: float = Field(default=600.0, gt=0)
+    """Deadline of each stage of a weight delivery: save, pause, transfer, verify, continue."""
 
     @field_validator("urls", "router")
     @classmethod

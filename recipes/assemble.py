@@ -15,10 +15,12 @@ import numpy as np
 
 from quintain.agents.evaluation import EvalResult, evaluate
 from quintain.agents.local_policy import LocalPolicy
+from quintain.agents.policy import Policy
 from quintain.agents.renderer import ChatRenderer
 from quintain.agents.scheduler import RolloutRunner
 from quintain.envs import Message, Task, ToolEnv, env_class, make_env
 from quintain.recipes.config import RecipeConfig
+from quintain.recipes.engine import Engine, EnginePolicy, open_engine
 from quintain.recipes.loader import RecipeError
 from quintain.sandbox import SandboxPool, open_pool
 from quintain.trainer.progress import Progress
@@ -43,9 +45,13 @@ class Parts:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     renderer: ChatRenderer
-    policy: LocalPolicy
+    engine: Engine
     runner: RolloutRunner
     eval_runner: RolloutRunner
+
+    @property
+    def policy(self) -> EnginePolicy:
+        return self.engine.policy
 
     def evaluate(self, progress: Progress, *, greedy: bool, num_tasks: int | None = None) -> EvalResult:
         """Success of the policy as it is on the held-out tasks."""
@@ -60,18 +66,23 @@ class Parts:
         """
 
         def success(*, greedy: bool, num_tasks: int) -> float:
-            return evaluate(self.eval_runner, self.eval_tasks[:num_tasks], greedy=greedy).success_frac
+            return evaluate(runner, self.eval_tasks[:num_tasks], greedy=greedy).success_frac
 
-        warm_start(
-            self.model,
-            self.tokenizer,
-            self.renderer,
-            self.train_env,
-            config.warm_start,
-            seed=config.seed,
-            evaluate=success,
-            progress=progress,
-        )
+        with ExitStack() as stack:
+            runner = self.eval_runner
+            if not self.engine.in_process:  # a server would have to be given the weights before each check
+                runner = _runner(config, "eval", LocalPolicy(self.model), self.renderer, self.pool)
+                stack.callback(runner.close)
+            warm_start(
+                self.model,
+                self.tokenizer,
+                self.renderer,
+                self.train_env,
+                config.warm_start,
+                seed=config.seed,
+                evaluate=success,
+                progress=progress,
+            )
 
 
 def open_sandboxes(config: RecipeConfig, owner: str, progress: Progress) -> SandboxPool | None:
@@ -108,14 +119,15 @@ def assemble(
     *,
     stack: ExitStack,
     owner: str,
+    work_dir: Path,
     progress: Progress,
     load: Callable[[ToolEnv], tuple[PreTrainedModel, PreTrainedTokenizerFast]],
 ) -> Parts:
-    """Build every part; whatever was opened is closed when `stack` unwinds, also after an error half-way."""
-    if config.engine.type != "local":
-        raise RecipeError(
-            f"engine.type = {config.engine.type}: runs sample in-process only so far; set engine.type=local"
-        )
+    """Build every part; whatever was opened is closed when `stack` unwinds, also after an error half-way.
+
+    The engine still has to be started, with the weights that the caller wants (`parts.engine.start`); its logs and
+    weights go to `work_dir`.
+    """
     set_threads(config.trainer.num_threads)
     train_env = make_env(config.environment, split="train", pool=None)
     eval_env = make_env(config.environment, split="eval", pool=None)
@@ -125,8 +137,8 @@ def assemble(
         stack.callback(pool.close)
     model, tokenizer = load(train_env)
     renderer = ChatRenderer(tokenizer)
-    policy = LocalPolicy(model)
-    runners = [_runner(config, split, policy, renderer, pool) for split in ("train", "eval")]
+    engine = open_engine(config.engine, model, tokenizer, work_dir=work_dir, stack=stack)
+    runners = [_runner(config, split, engine.policy, renderer, pool) for split in ("train", "eval")]
     for runner in runners:
         stack.callback(runner.close)
     return Parts(
@@ -136,14 +148,14 @@ def assemble(
         model=model,
         tokenizer=tokenizer,
         renderer=renderer,
-        policy=policy,
+        engine=engine,
         runner=runners[0],
         eval_runner=runners[1],
     )
 
 
 def _runner(
-    config: RecipeConfig, split: str, policy: LocalPolicy, renderer: ChatRenderer, pool: SandboxPool | None
+    config: RecipeConfig, split: str, policy: Policy, renderer: ChatRenderer, pool: SandboxPool | None
 ) -> RolloutRunner:
     max_concurrent = config.rollout.max_concurrent
     if pool is not None and env_class(config.environment.id).sandbox_scope == "trajectory":

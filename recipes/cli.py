@@ -99,9 +99,11 @@ def evaluate(target: str, overrides: tuple[str, ...], greedy: bool, num_tasks: i
       quintain eval recipes/calculator.yaml --num-tasks 64
     """
     from quintain.recipes.loader import load_recipe
+    from quintain.recipes.preflight import check_engine
     from quintain.recipes.progress import make_progress
 
     loaded = load_recipe(target, overrides)
+    check_engine(loaded)
     run = Path(target) if Path(target).is_dir() else None
     with make_progress() as progress:
         from quintain.recipes.evaluate import evaluate_run
@@ -131,9 +133,11 @@ def rollout(target: str, overrides: tuple[str, ...], num_tasks: int, held_out: b
       quintain rollout runs/seed7 algorithm.group_size=1 --num-tasks 5 --eval
     """
     from quintain.recipes.loader import load_recipe
+    from quintain.recipes.preflight import check_engine
     from quintain.recipes.progress import make_progress
 
     loaded = load_recipe(target, overrides)
+    check_engine(loaded)
     run = Path(target) if Path(target).is_dir() else None
     with make_progress() as progress:
         from quintain.recipes.rollout import rollout_recipe

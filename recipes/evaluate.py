@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from quintain.agents.evaluation import EvalResult
 from quintain.recipes.assemble import Parts, assemble, starting_model
 from quintain.recipes.loader import LoadedRecipe, RecipeError
 from quintain.trainer.checkpoint import latest_good
+from quintain.trainer.model_files import save_model
 from quintain.trainer.progress import Progress
 
 
@@ -41,7 +43,10 @@ def parts_with_model(
         checkpoint = found.model_path
         progress.message(f"checkpoint: {checkpoint}")
     load = partial(starting_model, config, progress=progress, folder=checkpoint)
-    parts = assemble(config, stack=stack, owner=f"{purpose}-{config.name}", progress=progress, load=load)
+    work_dir = Path(stack.enter_context(TemporaryDirectory(prefix=f"quintain-{purpose}-")))
+    owner = f"{purpose}-{config.name}"
+    parts = assemble(config, stack=stack, owner=owner, work_dir=work_dir, progress=progress, load=load)
     if checkpoint is None and config.warm_start.enabled:
         parts.warm_up(config, progress)
+    parts.engine.start(partial(save_model, parts.model), version=0, progress=progress).deliver(0)
     return parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quintain.recipes.config import RecipeConfig
+from quintain.recipes.engine_check import engine_problems
 from quintain.recipes.loader import LoadedRecipe, RecipeError
 from quintain.recipes.resources import parallelism_problems
 
@@ -18,9 +19,16 @@ def preflight(loaded: LoadedRecipe, *, out: Path | None = None, resume: bool = F
     problems = [*_size_problems(config), *parallelism_problems(config), *_path_problems(config)]
     if out is not None:
         problems += _out_problems(out, resume=resume)
+    problems += engine_problems(config.engine)
     if problems:
         raise RecipeError(problems, where=str(loaded.path))
     return _notices(config)
+
+
+def check_engine(loaded: LoadedRecipe) -> None:
+    """For commands that only sample. Raises RecipeError where the engine can't be there."""
+    if problems := engine_problems(loaded.config.engine):
+        raise RecipeError(problems, where=str(loaded.path))
 
 
 def _size_problems(config: RecipeConfig) -> list[str]:

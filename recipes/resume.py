@@ -24,6 +24,21 @@ FREE_TO_CHANGE = (
     "rollout.env_threads",
     "rollout.num_retries",
     "rollout.max_failure_frac",
+    "engine.urls",
+    "engine.router",
+    "engine.max_in_flight",
+    "engine.stream",
+    "engine.request_timeout_s",
+    "engine.retry_s",
+    "engine.sync_timeout_s",
+    "engine.launch.python",
+    "engine.launch.num_servers",
+    "engine.launch.device",
+    "engine.launch.extra_args",
+    "engine.launch.env",
+    "engine.launch.start_timeout_s",
+    "engine.launch.stop_timeout_s",
+    "engine.launch.max_restarts",
 )
 """Settings that a resumed run may change: none alters what was learned. `trainer.steps` stretches a schedule that is
 not constant, and concurrency, threads, processes and micro-batches change what comes by rounding only."""

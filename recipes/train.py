@@ -40,6 +40,7 @@ from quintain.trainer.status import StatusFile
 from quintain.trainer.task_order import TaskOrder
 from quintain.trainer.threads import set_threads
 from quintain.trainer.tracking import AimTracker, JsonlTracker, Tracker, Trackers, supersede_after
+from quintain.trainer.weights import WeightDelivery
 
 logger = logging.getLogger("quintain")
 
@@ -106,6 +107,7 @@ def _run(
     ranks = open_ranks(config)
     stack.callback(ranks.close)
     parts, learner, critic = _start(config, run_dir, resumed, state, status, stack, progress, ranks)
+    weights = _start_engine(parts, learner, state, status, progress)
     checkpoints.tokenizer = parts.tokenizer
     checkpoints.check_free_space(SavedTogether(learner, critic) if critic else learner)
     supersede_after(run_dir, state.step if resumed else -1)
@@ -121,7 +123,7 @@ def _run(
         ),
         runner=parts.runner,
         learner=learner,
-        policy=parts.policy,
+        weights=weights,
         evaluate=partial(parts.evaluate, progress),
         task_at=parts.train_env.task_at,
         order=TaskOrder(parts.train_env.num_tasks, seed=config.seed),
@@ -162,7 +164,7 @@ def _start(
     started = time.perf_counter()
     status.update(phase="assembly", step=state.step)
     load = partial(starting_model, config, progress=progress, folder=resumed.model_path if resumed else None)
-    parts = assemble(config, stack=stack, owner=run_dir.name, progress=progress, load=load)
+    parts = assemble(config, stack=stack, owner=run_dir.name, work_dir=run_dir, progress=progress, load=load)
     assembled = time.perf_counter()
     state.seconds["assembly"] = state.seconds.get("assembly", 0.0) + assembled - started
     if resumed is None and config.warm_start.enabled:
@@ -189,11 +191,23 @@ def _start(
         if critic is not None:
             critic.load(resumed.path)
         learner.load(resumed.path)
-        parts.policy.set_policy_version(learner.policy_version)
         for reason in resumed.passed_over:
             progress.message(f"passed over a newer checkpoint: {reason}")
         progress.message(f"resumed after step {state.step}, policy version {learner.policy_version}")
     return parts, learner, critic
+
+
+def _start_engine(
+    parts: Parts, learner: Learner, state: LoopState, status: StatusFile, progress: Progress
+) -> WeightDelivery:
+    started = time.perf_counter()
+    status.update(phase="engine start")
+    weights = parts.engine.start(learner.export_model, version=learner.policy_version, progress=progress)
+    status.update(engine=parts.engine.description)
+    if not parts.engine.in_process:
+        progress.message(f"engine: {parts.engine.description}")
+        state.seconds["engine_start"] = state.seconds.get("engine_start", 0.0) + time.perf_counter() - started
+    return weights
 
 
 def _ledger(config: RecipeConfig, run_dir: Path, parts: Parts) -> BatchLedger:

@@ -79,7 +79,7 @@ def sglang_server(
 ) -> Iterator[ManagedServer]:
     """One real server for all tests, with the weights of `tiny_model_dir` as version 0.
 
-    A test that changes its weights or pauses it must leave it as it was.
+    A test that changes its weights takes `lent_sglang_url`.
     """
     from quintain.agents.config import LaunchConfig
     from quintain.agents.sglang.server import ManagedServer
@@ -92,6 +92,24 @@ def sglang_server(
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def lent_sglang_url(sglang_server: ManagedServer, tiny_model_dir: Path, tmp_path: Path) -> Iterator[str]:
+    """The shared server, for a test that changes its weights: it gets its own back, as version 0."""
+    import shutil
+
+    from quintain.agents.sglang.policy import SGLangPolicy
+    from quintain.trainer.weights import DiskDelivery
+
+    yield sglang_server.url
+    urls = [sglang_server.url]
+    DiskDelivery(
+        tmp_path / "own_weights",
+        export=lambda folder: shutil.copytree(tiny_model_dir, folder, dirs_exist_ok=True),
+        urls=urls,
+        policy=SGLangPolicy(urls, vocab_size=1),
+    ).deliver(0)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,12 +3,13 @@
     task order ──draws──> runner (policy x environments) ──groups──> advantages ──samples──> learner (then the critic)
       ^                       ^                              │                                  │
       └─ groups without spread, with dynamic sampling ───────┘                                  │
-                              └──────────── weights, policy_version + 1 per optimizer step ─────┘
+                              └──── WeightDelivery: every engine has the weights before it samples ┘
 
 | who    | waits for | ends by                                                |
 |--------|-----------|--------------------------------------------------------|
 | loop   | groups    | each trajectory's deadline; the runner's failure breaker |
 | loop   | learner   | one batch of bounded size                              |
+| loop   | engines   | the deadline of each stage of a delivery (`trainer/weights.py`) |
 | runner | policy    | the generation's token limit                           |
 | runner | sandboxes | `sandbox.acquire_timeout_s`, each command's deadline     |
 
@@ -23,7 +24,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from quintain.agents.evaluation import EvalResult
 from quintain.agents.scheduler import Draw, RolloutRunner
@@ -44,12 +44,7 @@ from quintain.trainer.progress import Progress
 from quintain.trainer.status import StatusFile
 from quintain.trainer.task_order import TaskOrder
 from quintain.trainer.tracking import Trackers
-
-
-class VersionedPolicy(Protocol):
-    """The part of a policy that the loop drives: after each batch it is told the learner's version."""
-
-    def set_policy_version(self, version: int, /) -> None: ...
+from quintain.trainer.weights import WeightDelivery
 
 
 @dataclass(slots=True)
@@ -92,7 +87,7 @@ class TrainingLoop:
         *,
         runner: RolloutRunner,
         learner: Learner,
-        policy: VersionedPolicy,
+        weights: WeightDelivery,
         evaluate: Callable[..., EvalResult],
         task_at: Callable[[int], Task],
         order: TaskOrder,
@@ -105,7 +100,7 @@ class TrainingLoop:
         ledger: BatchLedger | None = None,
         critic: Critic | None = None,
     ) -> None:
-        self.config, self.runner, self.learner, self.policy = config, runner, learner, policy
+        self.config, self.runner, self.learner, self.weights = config, runner, learner, weights
         self.evaluate, self.task_at, self.order = evaluate, task_at, order
         self.store, self.trackers, self.checkpoints = store, trackers, checkpoints
         self.status, self.progress, self.state = status, progress, state
@@ -114,6 +109,8 @@ class TrainingLoop:
         """What a checkpoint holds."""
         self._between_batches = True
         self._saved_step = state.step if state.step else -1
+        self._delivered_version: int | None = None
+        self._delivery_s = 0.0  # since the newest record
 
     def run(self) -> LoopState:
         """Train to the last step. An exception that meets the learner between two batches passes on after a save.
@@ -145,6 +142,7 @@ class TrainingLoop:
 
     def _one_batch(self) -> str:
         """Sample, score, train, record one batch; returns a short note for the progress line."""
+        self._deliver()
         started = time.perf_counter()
         groups = self._collect()
         with interrupts_held():  # an update and its record are whole or absent
@@ -175,12 +173,14 @@ class TrainingLoop:
             metrics["reward/kl_penalty_mean"] = given.kl_penalty_mean
         num_tokens = sum(t.num_sampled_tokens for g in groups for t in g.trajectories)
         metrics |= {
+            "time/delivery_s": self._delivery_s,
             "time/rollout_s": sampled - started,
             "time/train_s": trained - sampled,
             "time/step_s": trained - started,
             "perf/tokens_per_second": num_tokens / (trained - started),
             "policy/version": float(self.learner.policy_version),
         }
+        self._delivery_s = 0.0
         state.num_sampled_tokens += num_tokens
         state.max_staleness_seen = max(state.max_staleness_seen, int(metrics["policy/staleness_max"]))
         reward = metrics.get("reward/mean")  # absent where no trajectory is valid
@@ -206,8 +206,21 @@ class TrainingLoop:
         except EmptyBatchError as error:
             self.progress.message(f"step {self.state.step + 1}: no update: {error}")
             metrics = {"train/num_skipped_batches": 1.0, "policy/staleness_max": 0.0}
-        self.policy.set_policy_version(self.learner.policy_version)
         return metrics
+
+    def _deliver(self) -> None:
+        """Every engine has the learner's weights afterwards, also those of a resumed run (D12)."""
+        version = self.learner.policy_version
+        if version == self._delivered_version:
+            return
+        started = time.perf_counter()
+        self.status.update(phase="weights", step=self.state.step)
+        self.weights.deliver(version)
+        self._delivered_version = version
+        self.status.update(policy_version=version)
+        seconds = time.perf_counter() - started
+        self._delivery_s += seconds
+        self._add_seconds("delivery", seconds)
 
     def _collect(self) -> list[Group]:
         """The groups of one batch: `tasks_per_step`, or with dynamic sampling as many as it takes to have so many that
@@ -249,6 +262,7 @@ class TrainingLoop:
         self._add_seconds("record", time.perf_counter() - started)
 
     def _evaluate(self) -> None:
+        self._deliver()
         started = time.perf_counter()
         self.status.update(phase="evaluation", step=self.state.step)
         metrics: dict[str, float] = {}

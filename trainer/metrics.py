@@ -98,9 +98,10 @@ METRICS: dict[str, str] = {
     "eval/success_frac_greedy": "Share of the held-out tasks solved when always taking the likeliest token.",
     "eval/reward_mean_sampled": "Mean reward on the held-out tasks when sampling at the training temperature.",
     "eval/reward_mean_greedy": "Mean reward on the held-out tasks when always taking the likeliest token.",
+    "time/delivery_s": "Seconds in which the engines were given weights, since the record of the batch before.",
     "time/rollout_s": "Seconds from the first request of the batch to its last trajectory.",
     "time/train_s": "Seconds of turning groups into samples and of all optimizer steps of the batch.",
-    "time/step_s": "Seconds of the whole batch, rollouts and training; evaluation, saving and recording are apart.",
+    "time/step_s": "Seconds of the whole batch, rollouts and training; delivery, evaluation, saving and recording not.",
     "perf/tokens_per_second": "Sampled tokens of the batch divided by the seconds of the whole batch.",
     "metrics/nonfinite_num": "Values of this record that were NaN or infinite.",
 }

@@ -4,7 +4,8 @@ The server runs from an environment of its own (`launch.python`), in a session o
 holds a pipe from us: where we end, however we end, the pipe closes and the watcher kills the whole group. Output goes
 to a log file; its tail is part of every error.
 
-It does not know weights beyond what it is started with: `on_restart` brings a restarted server up to date.
+It does not know weights beyond what it is started with: who has newer ones sets `model_dir` and `weight_version`, and
+`on_restart` brings a restarted server up to date.
 """
 
 from __future__ import annotations
@@ -65,8 +66,11 @@ class ManagedServer:
     """
 
     def __init__(self, launch: LaunchConfig, *, model_dir: Path, log: Path, weight_version: int = 0) -> None:
-        self._launch, self._model_dir, self._log = launch, model_dir, log
-        self._weight_version = weight_version
+        self._launch, self._log = launch, log
+        self.model_dir = model_dir
+        """What the next start serves."""
+        self.weight_version = weight_version
+        """Of `model_dir`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
         self._port = _free_port()
@@ -146,10 +150,10 @@ class ManagedServer:
         python = launch.python if "/" in launch.python else shutil.which(launch.python)
         if python is None or not Path(python).is_file():
             raise EngineError(f"engine.launch.python: there is no interpreter {launch.python}")
-        where = ["--host", "127.0.0.1", "--port", str(self._port), "--weight-version", str(self._weight_version)]
+        where = ["--host", "127.0.0.1", "--port", str(self._port), "--weight-version", str(self.weight_version)]
         device = ["--device", launch.device] if launch.device else []
         return [
-            *(python, "-m", "sglang.launch_server", "--model-path", str(self._model_dir), *where, *device),
+            *(python, "-m", "sglang.launch_server", "--model-path", str(self.model_dir), *where, *device),
             *("--dtype", launch.dtype, "--log-level", "warning"),
             *(CPU_ARGS if launch.device == "cpu" else ()),
             *launch.extra_args,

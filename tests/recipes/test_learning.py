@@ -19,12 +19,6 @@ SEEDS = [int(seed) for seed in os.environ.get("QUINTAIN_LEARNING_SEEDS", "1").sp
 """One in the usual run; `QUINTAIN_LEARNING_SEEDS=1,2,3` for all that the README speaks of."""
 
 
-@pytest.fixture(scope="module")
-def warm_start_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by the runs of this module: the second one takes the first one's warm start."""
-    return tmp_path_factory.mktemp("warm_start")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", SEEDS)
@@ -54,6 +48,44 @@ def test_a_tiny_model_learns_to_use_the_calculator(
     assert summary["max_staleness_seen"] == 0
     assert_first_step_is_on_policy(run)
     assert_tools_were_really_run(run)
+
+
+SHORT = ("trainer.steps=12", "evaluation.every_steps=0", "evaluation.greedy=false")
+"""Enough to see it improve; `QUINTAIN_SGLANG_LEARNING=full` for the whole recipe."""
+
+
+@pytest.mark.slow
+@pytest.mark.sglang
+@pytest.mark.timeout(900)
+def test_the_main_job_learns_on_an_sglang_server_that_gets_the_weights_after_every_step(
+    sglang_python: Path, lent_sglang_url: str, warm_start_cache: Path, tmp_path: Path
+):
+    run, full = tmp_path / "run", os.environ.get("QUINTAIN_SGLANG_LEARNING") == "full"
+    settings = ("sandbox.type=local", f"warm_start.cache_dir={warm_start_cache}", *(() if full else SHORT))
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    recipe = RECIPE.with_name("calculator_sglang.yaml")
+    command = [QUINTAIN, "train", recipe, f"engine.launch.python={sglang_python}", *settings, "--out", run]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((run / "summary.json").read_text())
+    print(summary)
+    assert 0.25 <= summary["success_before"] <= 0.5
+    assert summary["success_after"] >= (0.9 if full else summary["success_before"] + 0.2)
+    assert (summary["engine"], summary["max_staleness_seen"]) == ("sglang", 0)
+    batches = [row for row in read_metrics(run) if "train/loss" in row]
+    assert [row["policy/version"] for row in batches] == list(range(1, summary["steps"] + 1))
+    assert max(row["mismatch/logprob_gap_max"] for row in batches) <= 1e-4
+    assert max(row["mismatch/logprob_gap_mean"] for row in batches) <= 1e-5
+    assert batches[0]["train/ratio_max"] == 1.0
+    assert_tools_were_really_run(run)
+    assert not (run / "weights").exists()
+
+    # The trained model on a server that runs already.
+    command = [QUINTAIN, "eval", run, "--num-tasks", "128", "engine.launch=null", f'engine.urls=["{lent_sglang_url}"]']
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    success = float(result.stdout.split()[1].rstrip(","))
+    assert success == pytest.approx(summary["success_after"], abs=0.15)
 
 
 def assert_first_step_is_on_policy(run: Path) -> None:

@@ -10,12 +10,14 @@ import pytest
 import torch
 from trainer_data import tiny_model
 
+from quintain.agents.local_policy import LocalPolicy
 from quintain.trainer.checkpoint import Checkpoints
 from quintain.trainer.config import AlgorithmConfig, CheckpointConfig, EvalConfig, TrainerConfig
 from quintain.trainer.learner import Learner
 from quintain.trainer.loop import LoopConfig, LoopState, TrainingLoop
 from quintain.trainer.progress import PlainProgress
 from quintain.trainer.status import StatusFile
+from quintain.trainer.weights import InProcessDelivery
 
 NOT_REACHED: Any = None
 
@@ -36,7 +38,7 @@ def test_what_ended_the_run_is_what_is_raised_also_where_the_last_save_fails(tmp
         LoopConfig(algorithm=algorithm, trainer=trainer, evaluation=EvalConfig(), checkpoint=CheckpointConfig()),
         runner=NOT_REACHED,
         learner=learner,
-        policy=NOT_REACHED,
+        weights=InProcessDelivery(LocalPolicy(learner.model)),
         evaluate=evaluate,
         task_at=NOT_REACHED,
         order=NOT_REACHED,
