@@ -10,28 +10,34 @@ Invariants:
 - Nothing is added that the template does not write: no second BOS.
 - A turn-end token that the policy did not sample is part of the delta, hence not trained.
 
-It works with every template that a fast tokenizer carries. Templates that rewrite earlier turns are found by
-`history_break`; what to do then is the recipe's choice, not this module's.
+It works with every template that a fast tokenizer carries; what a template cannot say of its model family is in
+`chat_families.py`. Earlier replies stand in history as they were sampled. Templates that treat such a reply as a final
+answer (they refuse tool results behind it, or drop its reasoning) get its calls instead (`calls_in_history`).
+What rewrites earlier turns is found by `history_break`; what to do then is the recipe's choice, not this module's.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
+from quintain.agents.chat_families import facts_of, placeholder_calls, with_family_ids
 from quintain.agents.completion import FinishReason
-from quintain.agents.template import ChatTemplate, Hole, Shape, TemplateError, Value, fill, plan, skeleton
+from quintain.agents.history import HistoryCheck, last_hole, sampled_after
+from quintain.agents.template import ChatTemplate, Frame, Hole, TemplateError, Value, fill
+from quintain.agents.token_text import TokenText
 from quintain.agents.tool_calls import THINK_CLOSE, THINK_OPEN, ParsedReply, detect_family, parser_for
-from quintain.agents.tool_output import cut_to_tokens
 from quintain.envs.message import Message, ToolCall, ToolSpec
 
 __all__ = ["ChatRenderer", "ParsedReply", "TemplateError"]
 
 _USER = Message(role="user", content="x")
-_MAX_CACHED = 65536
+_REPLY = Message(role="assistant", content="x")
+_MARK = "Xq7arguments"
 
 
 class ChatRenderer:
@@ -43,74 +49,71 @@ class ChatRenderer:
         if not isinstance(backend, Tokenizer):
             raise TemplateError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one with a tokenizer.json")
         self.tokenizer = tokenizer
-        self._backend = backend
-        self._plain = _without_added_tokens(backend)
-        self._added_ids = frozenset(backend.get_added_tokens_decoder())
+        self._text = TokenText(backend)
         self._template = ChatTemplate(tokenizer)
-        self._piece_ids: dict[str, tuple[int, ...]] = {}
-        self._breaks: dict[Shape, str | None] = {}
-        self._turn_end_id = self._find_turn_end()
-        ends = (self._turn_end_id, getattr(tokenizer, "eos_token_id", None))
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(end for end in ends if end is not None))
-        """Tokens that end a reply: the template's end of turn, then the tokenizer's end of text."""
-        if not self.stop_token_ids:
-            raise TemplateError("the template writes no token at the end of a turn, and the tokenizer has no EOS token")
-        self._opens_reasoning = self._text([_USER], (), generation=True).rstrip().endswith(THINK_OPEN)
         added = [token.content for token in backend.get_added_tokens_decoder().values()]
-        self._parser = parser_for(detect_family(str(getattr(tokenizer, "chat_template", "")), added))
+        self._parser = parser_for(detect_family(self._template.source, added))
+        self.family = self._parser.family
+        """The model family, by the calls that its template or its vocabulary knows."""
+        self._facts = facts_of(self.family, self._template.source)
+        self._history_end_id = self._find_history_end()
+        self.stop_token_ids = self._find_stop_ids()
+        """Tokens that end a reply; the first is the end of an answer."""
+        self._ends = tuple(
+            self._text.text_of(i) for i in dict.fromkeys((*self.stop_token_ids, self._history_end_id or -1))
+        )
+        self._opens_reasoning = self._rendered([_USER], (), generation=True).rstrip().endswith(THINK_OPEN)
+        self._history = HistoryCheck(self._template)
+        self.calls_in_history = False
+        """Whether the template needs earlier replies taken apart, calls and all, instead of as sampled text."""
+        self.calls_in_history = self._needs_calls_in_history()
         self._check_round_trip()
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """The whole conversation up to the generation point."""
-        frame, values = self._template.frame(self._with_opened_reasoning(messages), tools, generation=True)
+        frame, values = self._frame(self._with_opened_reasoning(messages), tools, generation=True)
         return self._encode_frame(frame, values)
 
     def delta_ids(
-        self,
-        row_ids: Sequence[int],
-        finish_reason: FinishReason,
-        new_messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
+        self, row_ids: Sequence[int], reply: Message, new_messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[int, ...]:
-        """What follows `row_ids` (which end with a sampled reply) up to the next generation point.
+        """What follows `row_ids` (which end with the sampled `reply`) up to the next generation point.
 
         Begins with the end of the turn where the policy did not sample it itself: it was cut, or stopped by a string.
         """
-        del finish_reason  # the ids tell it: an engine may report a cut on the very token that ends the turn
-        messages = (_USER, Message(role="assistant", content="x"), *new_messages)
-        frame, values = self._template.frame(messages, tools, generation=True)
-        after = frame[_last_index(frame, Hole(1)) + 1 :]
+        after, values = self._after_reply(reply, new_messages, tools)
         ids = self._encode_frame(after, values)
         last = row_ids[-1] if row_ids else None
-        opening = self._piece(after[0]) if after and isinstance(after[0], str) else ()
-        if last in self.stop_token_ids and last in opening:
+        opening = self._text.piece(after[0]) if after and isinstance(after[0], str) else ()
+        if last not in self.stop_token_ids:
+            return ids
+        if last in opening:
             return ids[opening.index(last) + 1 :]
+        if self._ended_otherwise(last, opening):
+            return ids[opening.index(self._history_end_id) + 1 :]
         return ids
+
+    def history_message(self, reply: ParsedReply) -> Message:
+        """A reply as it stands in the history that `prompt_ids` and `history_break` take."""
+        return reply.message if self.calls_in_history else Message(role="assistant", content=reply.text)
 
     def history_break(
         self, history: Sequence[Message], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> str | None:
         """Why the template's next prompt does not start with this turn's prompt and reply; None if it does.
 
-        `history` ends with the last reply; replies stand in it as sampled text (`Message.content`, no parsed calls).
+        `history` ends with the last reply; replies stand in it as `history_message` gives them.
         White space does not count: the row keeps what was sampled, whatever spaces the template would put there.
         """
-        opened = self._with_opened_reasoning(history)
-        shapes = [plan(message)[0] for message in (*opened, *new_messages)]
-        key = (self._template.tools_key(tools), len(history), *shapes)
-        if key not in self._breaks:
-            if len(self._breaks) >= _MAX_CACHED:
-                self._breaks.clear()
-            reply, _ = plan(history[-1])
-            self._breaks[key] = self._find_break(shapes, len(history), reply, tools)
-        return self._breaks[key]
+        opened = self._dressed(self._with_opened_reasoning(history))
+        new = self._dressed(new_messages)
+        return self._history.find_break(opened, history[-1], new, tools, as_sampled=not self.calls_in_history)
 
     def rewrites_reasoning(self) -> str | None:
         """Why tool calls with reasoning would break the prefix rule; None for append-only templates."""
-        prefix = "" if self._opens_reasoning else f"{THINK_OPEN}\n"
         history = [_USER]
         for index in range(3):
-            history.append(Message(role="assistant", content=f"{prefix}why\n{THINK_CLOSE}\n\nanswer"))
+            history.append(self._probe_reply(index, reasoning="why"))
             tool = Message(role="tool", content="result", name="probe", tool_call_id=f"call_{index}_0")
             reason = self.history_break(history, [tool], ())
             if reason:
@@ -139,41 +142,37 @@ class ChatRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a span, control tokens written out."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+        return self._text.decode(list(token_ids))
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """A reply as a policy would sample it: control tokens on, the end of the turn last."""
-        return (*self._piece(text), self.stop_token_ids[0])
+        end = self.stop_token_ids[0]
+        if self._facts.end_of_call and any(mark in text for mark in self._facts.call_marks):
+            end = self._text.control_id(self._facts.end_of_call) or end
+        return (*self._text.piece(text), end)
 
     def encode_plain(self, text: str) -> tuple[int, ...]:
         """Text of others: control tokens in it are spelled out letter by letter, never control ids."""
-        ids = tuple(self._plain_encoding(text).ids)
-        if self._added_ids.isdisjoint(ids):
-            return ids
-        # Some vocabularies hold their control tokens as ordinary words too; single characters never match those.
-        return tuple(i for char in text for i in self._plain_encoding(char).ids if i not in self._added_ids)
+        return self._text.plain(text)
 
     def cut_tokens(self, text: str, max_tokens: int) -> tuple[str, int]:
         """`text` within `max_tokens`, and the number of tokens left out (see `cut_to_tokens`)."""
-        if len(text.encode(errors="replace")) <= max_tokens:  # a token is at least one byte
-            return text, 0
-        return cut_to_tokens(_encodable(text), max_tokens, lambda part: self._plain_encoding(part).offsets)
+        return self._text.cut(text, max_tokens)
 
     def assistant_text(self, message: Message) -> str:
         """What the template writes for an assistant message, calls included, without the end of the turn.
 
         Raises TemplateError where the template's rendering does not continue its own generation prompt.
         """
-        before = self._text([_USER], (), generation=True)
-        text = self._text([_USER, message], (), generation=False)
+        before = self._rendered([_USER], (), generation=True)
+        text = self._rendered([_USER, message], (), generation=False)
         if not text.startswith(before):
             raise TemplateError(
                 f"the template does not write an assistant message after its generation prompt {before[-40:]!r}; "
                 "give demonstrations the reasoning that the prompt opens, or use another template"
             )
         text = text[len(before) :]
-        mark = None if self._turn_end_id is None else self._backend.id_to_token(self._turn_end_id)
-        end = text.rfind(mark) if mark else -1
+        end = max((text.rfind(mark) for mark in self._ends if mark), default=-1)
         return text[:end] if end >= 0 else text
 
     def demonstration_row(
@@ -193,14 +192,50 @@ class ChatRenderer:
             ids += reply
             trained += [True] * len(reply)
             if following is not None:
-                delta = self.delta_ids(reply, "stop", messages[index + 1 : following], tools)
+                delta = self.delta_ids(reply, messages[index], messages[index + 1 : following], tools)
                 ids += delta
                 trained += [False] * len(delta)
         return tuple(ids), tuple(trained)
 
+    def _after_reply(
+        self, reply: Message, new: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[Frame, list[Value]]:
+        """The template's frame behind the text of a reply, its end of turn first."""
+        if not (self.calls_in_history and reply.tool_calls):
+            frame, values = self._frame((_USER, _REPLY, *new), tools, generation=True)
+            return frame[last_hole(frame, 1) + 1 :], values
+        calls = placeholder_calls(reply.tool_calls, json.dumps({_MARK: ""}))
+        stand_in = replace(_REPLY, content="", tool_calls=calls)
+        frame, values = self._frame((_USER, stand_in, *new), tools, generation=True)
+        return sampled_after(frame, _MARK, self._ends), values
+
+    def _ended_otherwise(self, last: int, opening: Sequence[int]) -> bool:
+        """The family has several ends, and the template writes another one here: two in a row would be wrong."""
+        family_ends = (self._facts.end_of_answer, self._facts.end_of_call, *self._facts.other_ends)
+        return (
+            self._text.text_of(last) in family_ends
+            and not self._facts.ends_are_roles
+            and self._history_end_id in opening
+        )
+
+    def _frame(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool
+    ) -> tuple[Frame, list[Value]]:
+        return self._template.frame(self._dressed(messages), tools, generation=generation)
+
+    def _dressed(self, messages: Sequence[Message]) -> list[Message]:
+        return [with_family_ids(self._facts, message) for message in messages]
+
+    def _probe_reply(self, index: int, *, reasoning: str) -> Message:
+        if self.calls_in_history:
+            call = ToolCall(id=f"call_{index}_0", name="probe", arguments='{"a": "b"}')
+            return Message(role="assistant", content="", tool_calls=(call,), reasoning=reasoning)
+        prefix = "" if self._opens_reasoning else f"{THINK_OPEN}\n"
+        return Message(role="assistant", content=f"{prefix}{reasoning}\n{THINK_CLOSE}\n\nanswer")
+
     def _with_opened_reasoning(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Sampled replies as the template would know them: with the `<think>` that the prompt wrote for them."""
-        if not self._opens_reasoning:
+        if not self._opens_reasoning or self.calls_in_history:
             return messages
         return [
             Message(role="assistant", content=f"{THINK_OPEN}\n{message.content}")
@@ -209,55 +244,52 @@ class ChatRenderer:
             for message in messages
         ]
 
-    def _find_break(
-        self, shapes: Sequence[Shape], num_history: int, reply: Shape, tools: Sequence[ToolSpec]
-    ) -> str | None:
-        before = self._template.frame_of(shapes[: num_history - 1], tools, generation=True)
-        num_holes = sum(_num_holes(shape) for shape in shapes[: num_history - 1])
-        holes = iter(range(num_holes, num_holes + _num_holes(reply)))
-        sampled = [segment if segment is not None else Hole(next(holes)) for segment in reply[1]]
-        expected = skeleton([*before, *sampled])
-        rendered = skeleton(self._template.frame_of(shapes, tools, generation=True))
-        if rendered.startswith(expected):
-            return None
-        at = next((i for i, (a, b) in enumerate(zip(expected, rendered, strict=False)) if a != b), len(rendered))
-        return (
-            f"the chat template rewrites earlier turns: the row has {expected[max(0, at - 20) : at + 20]!r} where the "
-            f"template now writes {rendered[max(0, at - 20) : at + 20]!r}; set rollout.history to `append` (keep the "
-            "sampled tokens) or `fork` (one row a turn)"
-        )
-
-    def _text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool) -> str:
-        return fill(*self._template.frame(messages, tools, generation=generation))
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool) -> str:
+        return fill(*self._frame(messages, tools, generation=generation))
 
     def _encode_frame(self, frame: Sequence[str | Hole], values: Sequence[Value]) -> tuple[int, ...]:
         ids: list[int] = []
         for part in frame:
             if isinstance(part, str):
-                ids += self._piece(part)
+                ids += self._text.piece(part)
             else:
                 value = values[part.index]
-                ids += self._piece(value.text) if value.by_policy else self.encode_plain(value.text)
+                text = part.written(value.text)
+                ids += self._text.piece(text) if value.by_policy else self._text.plain(text)
         return tuple(ids)
 
-    def _piece(self, text: str) -> tuple[int, ...]:
-        """Ids of text that may hold control tokens; cached."""
-        ids = self._piece_ids.get(text)
-        if ids is None:
-            if len(self._piece_ids) >= _MAX_CACHED:
-                self._piece_ids.clear()
-            encoding = self._backend.encode(_encodable(text), add_special_tokens=False)
-            ids = self._piece_ids[text] = tuple(encoding.ids)
-        return ids
+    def _find_history_end(self) -> int | None:
+        """The control token that the template writes after an assistant message that others follow."""
+        frame, _ = self._template.frame([_USER, _REPLY, _USER], (), generation=False)
+        after = frame[last_hole(frame, 1) + 1 :]
+        ids = self._text.piece(after[0]) if after and isinstance(after[0], str) else ()
+        return next((i for i in ids if i in self._text.control_ids), None)
 
-    def _plain_encoding(self, text: str) -> Encoding:
-        return self._plain.encode(_encodable(text), add_special_tokens=False)
+    def _find_stop_ids(self) -> tuple[int, ...]:
+        facts = self._facts
+        named = (facts.end_of_answer, facts.end_of_call, *facts.other_ends)
+        ends = [self._text.control_id(token) for token in named if token]
+        if not any(end is not None for end in ends):
+            ends = [self._history_end_id]
+        ends.append(getattr(self.tokenizer, "eos_token_id", None))
+        found = tuple(dict.fromkeys(end for end in ends if end is not None))
+        if not found:
+            raise TemplateError("the template writes no token at the end of a turn, and the tokenizer has no EOS token")
+        return found
 
-    def _find_turn_end(self) -> int | None:
-        frame, _ = self._template.frame([_USER, Message(role="assistant", content="x"), _USER], (), generation=False)
-        after = frame[_last_index(frame, Hole(1)) + 1 :]
-        ids = self._piece(after[0]) if after and isinstance(after[0], str) else ()
-        return next((i for i in ids if i in self._added_ids), None)
+    def _needs_calls_in_history(self) -> bool:
+        tool = Message(role="tool", content="x", name="probe", tool_call_id="call_0_0")
+        try:
+            self._frame([_USER, _REPLY, tool, _REPLY, tool], (), generation=True)
+        except TemplateError:
+            return True
+        if self.rewrites_reasoning() is None:
+            return False
+        self.calls_in_history = True
+        try:
+            return self.rewrites_reasoning() is None
+        except TemplateError:
+            return False
 
     def _check_round_trip(self) -> None:
         call = ToolCall(id="call_0", name="probe", arguments='{"a": "b"}')
@@ -271,10 +303,9 @@ class ChatRenderer:
 
         (Whole: some control tokens swallow the white space beside them, wherever they are encoded.)
         """
-        conversation = (_USER, Message(role="assistant", content="x"), _USER)
-        frame, values = self._template.frame(conversation, (), generation=True)
+        frame, values = self._frame((_USER, _REPLY, _USER), (), generation=True)
         text, back = fill(frame, values), self.decode(self._encode_frame(frame, values))
-        if back in (text, self.decode(self._piece(text))):
+        if back in (text, self.decode(self._text.piece(text))):
             return
         at = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
         raise TemplateError(
@@ -282,30 +313,3 @@ class ChatRenderer:
             f"say): the template writes {text[max(0, at - 20) : at + 20]!r}, the prompt's tokens say "
             f"{back[max(0, at - 20) : at + 20]!r}; use a tokenizer without a prefix space"
         )
-
-
-def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
-    """The same vocabulary and merges, but control and other added tokens are ordinary text to it."""
-    state = json.loads(backend.to_str())
-    state.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
-    return Tokenizer.from_str(json.dumps(state))
-
-
-def _last_index(frame: Sequence[str | Hole], part: Hole) -> int:
-    for index in range(len(frame) - 1, -1, -1):
-        if frame[index] == part:
-            return index
-    raise TemplateError("the chat template leaves out the text of an assistant message")
-
-
-def _num_holes(shape: Shape) -> int:
-    return sum(segment is None for segment in shape[1]) + bool(shape[2])
-
-
-def _encodable(text: str) -> str:
-    """Lone surrogates (a model can write them as JSON escapes) have no UTF-8 form; they become `?`."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
-    return text

@@ -237,8 +237,8 @@ class _Rollout:
         if self._config.history != "append":
             broken = self._renderer.history_break(self._history, self._new, self._tools)
         if broken is None:
-            completion = self._turns[-1].completion
-            return self._renderer.delta_ids(completion.token_ids, completion.finish_reason, self._new, self._tools)
+            last = self._turns[-1]
+            return self._renderer.delta_ids(last.completion.token_ids, last.message, self._new, self._tools)
         if self._config.history == "refuse":
             return _End(Outcome.INFRASTRUCTURE, StopReason.PREFIX_BROKEN, broken)
         self._rows.append(RowBuilder())
@@ -273,7 +273,7 @@ class _Rollout:
             completion.token_ids, completion.finish_reason, call_id_prefix=f"call_{index}_", tools=self._tools
         )
         self._messages.append(reply.message)
-        self._history.append(Message(role="assistant", content=reply.text))
+        self._history.append(self._renderer.history_message(reply))
         self._events.update(reply.events)
         self._num_format_errors += reply.unterminated
         self._turns.append(

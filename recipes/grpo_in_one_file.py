@@ -105,7 +105,7 @@ def rollout(
             if terminated or truncated:
                 continue
             # Only what the template adds between this reply and the next one; it was not sampled, so it is not trained.
-            delta = renderer.delta_ids(row.token_ids, "stop", new_messages, env.tool_specs)
+            delta = renderer.delta_ids(row.token_ids, message, new_messages, env.tool_specs)
             row.token_ids += delta
             row.sampled += [False] * len(delta)
             still_playing.append(i)

@@ -28,7 +28,7 @@ MODELS = (
 HEAVY = {
     "torch": MODELS,
     "transformers": (*MODELS, "agents/renderer.py", "agents/template.py"),
-    "tokenizers": (*MODELS, "agents/renderer.py", "agents/template.py", "recipes/view"),  # decodes for the page
+    "tokenizers": (*MODELS, "agents/renderer.py", "agents/token_text.py", "recipes/view"),  # decodes for the page
     "safetensors": MODELS,
     "accelerate": ("trainer/",),
     "peft": ("trainer/",),
