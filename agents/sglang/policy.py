@@ -123,8 +123,9 @@ class SGLangPolicy:
         Raises PolicyError where the request does not fit (never sent) or the server failed; on cancellation the server
         is told to end it.
         """
-        if self.max_context_tokens is None:
-            await self.start()
+        async with self._starting:  # whoever comes first checks the servers; the others wait
+            if self.max_context_tokens is None:
+                await self.start()
         most = self.max_context_tokens or 0
         check_request(request, vocab_size=self._vocab_size, max_context_tokens=most)
         give_up, pause_s = time.monotonic() + self._retry_s, FIRST_PAUSE_S
@@ -172,6 +173,7 @@ class SGLangPolicy:
     def _new_places(self) -> None:
         self._places = asyncio.Semaphore(self._max_in_flight * len(self._servers))
         self._freed = asyncio.Event()
+        self._starting = asyncio.Lock()
 
     async def _ask(self, request: GenerateRequest) -> Completion:
         server = await self._choose(request.key)
