@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,6 +45,8 @@ def _launch_problems(launch: LaunchConfig) -> list[str]:
 
 
 def _url_problems(urls: tuple[str, ...]) -> list[str]:
+    import asyncio
+
     from quintain.agents.sglang.answers import EngineError
     from quintain.agents.sglang.client import SGLangClient, check_version
 
