@@ -57,11 +57,15 @@ class HistoryCheck:
         return _difference(skeleton([*before, *sampled]), rendered)
 
     def _break_of_parts(self, shapes: Sequence[Shape], num_history: int, tools: Sequence[ToolSpec]) -> str | None:
-        """The prompt must stay, and so must the reply as the template writes it when it is the last message."""
+        """The prompt must stay, the reply as the template writes it at the end, and all of the reply's text."""
         before = skeleton(self._template.frame_of(shapes[: num_history - 1], tools, generation=True))
         alone = skeleton(self._template.frame_of(shapes[:num_history], tools, generation=False))
         rendered = skeleton(self._template.frame_of(shapes, tools, generation=True))
-        return _difference(before, rendered) or _difference(alone, rendered)
+        first = sum(_num_holes(shape) for shape in shapes[: num_history - 1])
+        texts = [skeleton([Hole(first + index)]) for index in range(_num_holes(shapes[num_history - 1]))]
+        left_out = next((text for text in texts if text not in rendered), None)
+        dropped = None if left_out is None else _difference(f"{before}{left_out}", rendered)
+        return _difference(before, rendered) or _difference(alone, rendered) or dropped
 
 
 def last_hole(frame: Sequence[str | Hole], index: int) -> int:

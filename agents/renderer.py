@@ -50,20 +50,20 @@ class ChatRenderer:
             raise TemplateError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one with a tokenizer.json")
         self.tokenizer = tokenizer
         self._text = TokenText(backend)
-        self._template = ChatTemplate(tokenizer)
+        self.template = ChatTemplate(tokenizer)
         added = [token.content for token in backend.get_added_tokens_decoder().values()]
-        self._parser = parser_for(detect_family(self._template.source, added))
+        self._parser = parser_for(detect_family(self.template.source, added))
         self.family = self._parser.family
         """The model family, by the calls that its template or its vocabulary knows."""
-        self._facts = facts_of(self.family, self._template.source)
+        self._facts = facts_of(self.family, self.template.source)
         self._history_end_id = self._find_history_end()
         self.stop_token_ids = self._find_stop_ids()
         """Tokens that end a reply; the first is the end of an answer."""
         self._ends = tuple(
             self._text.text_of(i) for i in dict.fromkeys((*self.stop_token_ids, self._history_end_id or -1))
         )
-        self._opens_reasoning = self._rendered([_USER], (), generation=True).rstrip().endswith(THINK_OPEN)
-        self._history = HistoryCheck(self._template)
+        self.opens_reasoning = self._rendered([_USER], (), generation=True).rstrip().endswith(THINK_OPEN)
+        self._history = HistoryCheck(self.template)
         self.calls_in_history = False
         """Whether the template needs earlier replies taken apart, calls and all, instead of as sampled text."""
         self.calls_in_history = self._needs_calls_in_history()
@@ -105,8 +105,8 @@ class ChatRenderer:
         `history` ends with the last reply; replies stand in it as `history_message` gives them.
         White space does not count: the row keeps what was sampled, whatever spaces the template would put there.
         """
-        opened = self._dressed(self._with_opened_reasoning(history))
-        new = self._dressed(new_messages)
+        opened = self.dressed(self._with_opened_reasoning(history))
+        new = self.dressed(new_messages)
         return self._history.find_break(opened, history[-1], new, tools, as_sampled=not self.calls_in_history)
 
     def rewrites_reasoning(self) -> str | None:
@@ -135,7 +135,7 @@ class ChatRenderer:
             self.decode(token_ids[:-1] if ended else token_ids),
             tools=tools,
             call_id_prefix=call_id_prefix,
-            reasoning_open=self._opens_reasoning,
+            reasoning_open=self.opens_reasoning,
             cut=finish_reason != "stop" and not ended,
             end_token=self.decode(token_ids[-1:]) if ended else None,
         )
@@ -221,21 +221,22 @@ class ChatRenderer:
     def _frame(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool
     ) -> tuple[Frame, list[Value]]:
-        return self._template.frame(self._dressed(messages), tools, generation=generation)
+        return self.template.frame(self.dressed(messages), tools, generation=generation)
 
-    def _dressed(self, messages: Sequence[Message]) -> list[Message]:
+    def dressed(self, messages: Sequence[Message]) -> list[Message]:
         return [with_family_ids(self._facts, message) for message in messages]
 
     def _probe_reply(self, index: int, *, reasoning: str) -> Message:
         if self.calls_in_history:
             call = ToolCall(id=f"call_{index}_0", name="probe", arguments='{"a": "b"}')
-            return Message(role="assistant", content="", tool_calls=(call,), reasoning=reasoning)
-        prefix = "" if self._opens_reasoning else f"{THINK_OPEN}\n"
+            thinks = "think" in self.template.source
+            return Message(role="assistant", content="", tool_calls=(call,), reasoning=reasoning if thinks else None)
+        prefix = "" if self.opens_reasoning else f"{THINK_OPEN}\n"
         return Message(role="assistant", content=f"{prefix}{reasoning}\n{THINK_CLOSE}\n\nanswer")
 
     def _with_opened_reasoning(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Sampled replies as the template would know them: with the `<think>` that the prompt wrote for them."""
-        if not self._opens_reasoning or self.calls_in_history:
+        if not self.opens_reasoning or self.calls_in_history:
             return messages
         return [
             Message(role="assistant", content=f"{THINK_OPEN}\n{message.content}")
@@ -260,7 +261,7 @@ class ChatRenderer:
 
     def _find_history_end(self) -> int | None:
         """The control token that the template writes after an assistant message that others follow."""
-        frame, _ = self._template.frame([_USER, _REPLY, _USER], (), generation=False)
+        frame, _ = self.template.frame([_USER, _REPLY, _USER], (), generation=False)
         after = frame[last_hole(frame, 1) + 1 :]
         ids = self._text.piece(after[0]) if after and isinstance(after[0], str) else ()
         return next((i for i in ids if i in self._text.control_ids), None)

@@ -76,9 +76,9 @@ class ChatTemplate:
             tokenizer.get_chat_template() if hasattr(tokenizer, "get_chat_template") else tokenizer.chat_template
         )
         """The template's own text."""
-        self._reasoning_field = _reasoning_field(self.source)
-        self._arguments_as_text = False
-        self._arguments_as_text = self._wants_arguments_as_text()
+        self.reasoning_field = _reasoning_field(self.source)
+        self.arguments_as_text = False
+        self.arguments_as_text = self._wants_arguments_as_text()
 
     def frame(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool
@@ -91,7 +91,7 @@ class ChatTemplate:
 
     def plan(self, message: Message) -> tuple[Shape, list[Value]]:
         """A message's shape and the texts that go into its holes (see the function `plan`)."""
-        return plan(message, reasoning_apart=self._reasoning_field is not None)
+        return plan(message, reasoning_apart=self.reasoning_field is not None)
 
     def frame_of(self, shapes: Sequence[Shape], tools: Sequence[ToolSpec], *, generation: bool) -> Frame:
         """The frame for message shapes (see `plan`). Raises TemplateError where the template refuses them."""
@@ -121,7 +121,7 @@ class ChatTemplate:
     def _render(self, shapes: Sequence[Shape], tools: list[dict[str, Any]] | None, generation: bool) -> Frame:
         holes = iter(range(1 << 30))
         conversation = [
-            _template_dict(shape, holes, self._arguments_as_text, self._reasoning_field or "") for shape in shapes
+            _template_dict(shape, holes, self.arguments_as_text, self.reasoning_field or "") for shape in shapes
         ]
         try:
             text = self._tokenizer.apply_chat_template(
@@ -145,13 +145,13 @@ class ChatTemplate:
         return any("{'probe_key'" in part for part in frame if isinstance(part, str))
 
     def _takes_text(self, shapes: Sequence[Shape]) -> bool:
-        self._arguments_as_text = True
+        self.arguments_as_text = True
         try:
             self._render(shapes, None, False)
         except TemplateError:
             return False
         finally:
-            self._arguments_as_text = False
+            self.arguments_as_text = False
         return True
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from quintain.recipes.cli_accuracy import accuracy, replay_batch
+from quintain.recipes.cli_doctor import doctor
 from quintain.recipes.cli_sandbox import sandbox
 
 ENVIRONMENT_DEFAULTS = {
@@ -226,6 +227,7 @@ def env_check(env_id: str, sandbox_type: str) -> None:
 
 cli.add_command(accuracy)
 cli.add_command(replay_batch)
+cli.add_command(doctor)
 cli.add_command(sandbox)
 
 

@@ -27,7 +27,7 @@ MODELS = (
 )
 HEAVY = {
     "torch": MODELS,
-    "transformers": (*MODELS, "agents/renderer.py", "agents/template.py"),
+    "transformers": (*MODELS, "recipes/doctor.py", "agents/renderer.py", "agents/template.py"),
     "tokenizers": (*MODELS, "agents/renderer.py", "agents/token_text.py", "recipes/view"),  # decodes for the page
     "safetensors": MODELS,
     "accelerate": ("trainer/",),

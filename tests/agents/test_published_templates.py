@@ -219,6 +219,16 @@ def test_qwen3_keeps_reasoning_in_a_tool_loop_and_drops_it_behind_the_next_quest
     assert "<think>" in str(chat.history_break(history, [Message(role="user", content="more")], TOOLS))
 
 
+def test_whole_conversations_are_written_played_and_read_again():
+    """What the template writes for a reply is read as the same reply by the family's parser."""
+    for name in APPEND_ONLY:
+        chat, said = renderer(name), reply(name, 0, 'a "b" 北京', calls=True)
+        text = chat.assistant_text(said)
+        parsed = chat.parse(chat.encode_reply(text), "stop", call_id_prefix="call_0_", tools=TOOLS).message
+        assert [(c.name, json.loads(c.arguments)) for c in parsed.tool_calls] == [("say", {"text": 'a "b" 北京'})], name
+        assert parsed.reasoning == said.reasoning and parsed.content == "", name
+
+
 def test_mistral_moves_the_list_of_tools_to_the_newest_question_and_that_is_a_rewrite():
     """A03"""
     chat, said = renderer("mistral"), reply("mistral", 0, "x", calls=False)
