@@ -86,11 +86,8 @@ def follow_recipe(loaded: LoadedRecipe) -> None:
     ranks = open_ranks(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        temperature = config.rollout.temperature
-        follow(ranks, config.algorithm, config.trainer, temperature=temperature, lora=config.model.lora)
-    finally:
-        ranks.close()
+    follow(ranks, config.algorithm, config.trainer, temperature=config.rollout.temperature, lora=config.model.lora)
+    ranks.close()  # not after an error: this rank's death is how the others learn of it
 
 
 def _run(

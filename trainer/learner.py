@@ -49,7 +49,7 @@ from quintain.trainer.logprobs import Kernel, TokenScores, refuse_packing, score
 from quintain.trainer.lora import adapters_off, with_adapters
 from quintain.trainer.model_files import save_model
 from quintain.trainer.objective import Objective, totals_of, with_denominators
-from quintain.trainer.parallel import check_wrapping, checkpoint_activations, shard_like
+from quintain.trainer.parallel import check_wrapping, checkpoint_activations, reshard, settle, shard_like
 from quintain.trainer.ranks import Ranks
 from quintain.trainer.sample import Sample
 from quintain.trainer.scoring import per_token
@@ -139,6 +139,7 @@ class Learner:
             trained = with_adapters(trained, lora)
         self.model, self.optimizer = self.accelerator.prepare(trained, self._make_optimizer(trained))
         check_wrapping(self.model, self.ranks.config)
+        settle(self.model)
 
     def _make_optimizer(self, model: PreTrainedModel) -> torch.optim.Optimizer:
         config = self.config
@@ -264,12 +265,13 @@ class Learner:
                 if first and not self.objective.rejects:
                     tally.add_mismatch(batch, scores)
                 if wants_gradient:
-                    # The ranks' gradients are averaged, and the denominator is the whole step's already.
-                    self.accelerator.backward(parts.loss * self.ranks.size if self.ranks.size > 1 else parts.loss)
+                    self.accelerator.backward(parts.loss)
+        reshard(self.model)
+        self._average_to_sum()
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
-        grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        norm = float(whole(grad_norm)) if grad_norm is not None else math.nan
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norm = float(whole(grad_norm))
         tally.grad_norms.append(norm)
         if math.isfinite(norm):
             self.optimizer.step()
@@ -285,6 +287,16 @@ class Learner:
                 f"version {self.policy_version}): lower algorithm.learning_rate ({self.config.learning_rate}) or "
                 f"algorithm.max_grad_norm ({self.config.max_grad_norm}) and start again, or resume from a checkpoint"
             )
+
+    def _average_to_sum(self) -> None:
+        """Wrappers average over ranks, and the denominator is the whole step's already.
+
+        The gradients are scaled rather than the loss: models compute their norms in fp32, where a factor that is no
+        power of two would round differently.
+        """
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.ranks.size > 1 and gradients:
+            torch._foreach_mul_(gradients, float(self.ranks.size))
 
     def _gradients_kept_local(self, local: bool) -> Any:
         """DDP adds the ranks up once, at the last micro-batch; FSDP2 at each, which keeps its gradients sharded."""

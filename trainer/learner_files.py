@@ -27,7 +27,7 @@ from quintain.trainer.checkpoint import CheckpointError
 from quintain.trainer.config import AlgorithmConfig, LoraConfig
 from quintain.trainer.lora import save_adapters
 from quintain.trainer.model_files import load_weights, own_memory, read_weights, save_model
-from quintain.trainer.parallel import wrapping_of
+from quintain.trainer.parallel import reshard, wrapping_of
 from quintain.trainer.ranks import Ranks
 from quintain.trainer.whole_weights import adapter_weights, put_weights, whole_weights
 
@@ -59,6 +59,7 @@ class LearnerParts(Protocol):
 
 def save(learner: LearnerParts, folder: Path) -> None:
     """Every rank's part of `Learner.save`. Raises CheckpointError on all of them where a weight is not finite."""
+    reshard(learner.reference)
     _refuse_non_finite(learner)
     state: dict[str, Any] = learner.state_dict()
     plain = learner.accelerator.unwrap_model(learner.model)
@@ -85,6 +86,8 @@ def save(learner: LearnerParts, folder: Path) -> None:
 
 def load(learner: LearnerParts, folder: Path) -> None:
     """Every rank's part of `Learner.load`."""
+    reshard(learner.model)
+    reshard(learner.reference)
     plain = learner.accelerator.unwrap_model(learner.model)
     state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
     if learner.in_place:

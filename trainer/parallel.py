@@ -133,6 +133,29 @@ def shard_like(accelerator: Accelerator, model: PreTrainedModel) -> Any:
     return model.to(accelerator.device)  # pyright: ignore[reportArgumentType]
 
 
+def settle(model: torch.nn.Module) -> None:
+    """Let DDP order its buckets now, by one backward pass of gradient 0; nothing for any other wrapping.
+
+    It does so after its first backward pass, and with three ranks or more the order of a sum depends on the bucket: a
+    resumed run's first step would differ in the last bits from the unbroken run's.
+    """
+    if isinstance(model, DistributedDataParallel):
+        token_ids_BT = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
+        (model(input_ids=token_ids_BT, use_cache=False).logits.sum() * 0).backward()
+        model.zero_grad(set_to_none=True)
+
+
+def reshard(model: torch.nn.Module | None) -> None:
+    """Give back what a forward pass without a backward one leaves gathered under FSDP2.
+
+    The module's parameters are then the trained shards again. Without this a gradient norm would leave out the output
+    layer, and the next pass would run on that layer's weights from before the optimizer step.
+    """
+    for module in model.modules() if model is not None else ():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def checkpoint_activations(model: torch.nn.Module) -> int:
     """Let each decoder layer run again in the backward pass; returns how many layers that are.
 
