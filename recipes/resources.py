@@ -26,11 +26,7 @@ def parallelism_problems(config: RecipeConfig) -> list[str]:
         problems.append(
             f"parallelism.cpu_offload = true belongs to strategy fsdp2, not {parallelism.strategy}: set it to false"
         )
-    if config.model.lora is not None and parallelism.strategy.startswith("deepspeed"):
-        problems.append(
-            f"model.lora does not work with parallelism.strategy = {parallelism.strategy}; use fsdp2 or ddp"
-        )
-    whole = config.model.lora is None and parallelism.strategy in ("single", "ddp", "deepspeed_zero2")
+    whole = config.model.lora is None and parallelism.strategy in ("single", "ddp")
     if config.algorithm.kl_in == "reward" and not whole:
         problems.append(
             "algorithm.kl_in = reward needs the reference model whole on rank 0, which it is not with adapters or with "

@@ -73,7 +73,7 @@ def open_ranks(config: RecipeConfig) -> Ranks:
     if config.parallelism.num_processes > 1:
         end_with_launcher()
     set_threads(config.trainer.num_threads)
-    return Ranks(config.parallelism, max_grad_norm=config.algorithm.max_grad_norm)
+    return Ranks(config.parallelism)
 
 
 def follow_recipe(loaded: LoadedRecipe) -> None:

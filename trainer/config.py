@@ -204,9 +204,9 @@ class ParallelismConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    strategy: Literal["single", "ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = "single"
-    """`ddp`: every process holds the whole model; `fsdp2`: weights, gradients and moments are sharded;
-    `deepspeed_*`: the same by DeepSpeed (its own extra). The run fails where the model ends up in another wrapping."""
+    strategy: Literal["single", "ddp", "fsdp2"] = "single"
+    """`ddp`: every process holds the whole model; `fsdp2`: weights, gradients and moments are sharded. The
+    run fails where the model ends up in another wrapping."""
     num_processes: int = Field(default=1, ge=1, le=4096)
     """Processes of the learner, over all nodes; one GPU each where there are GPUs."""
     context_parallel: int = Field(default=1, ge=1)

@@ -126,7 +126,7 @@ class Learner:
         self.model_class, self.dtype = type(model), model.dtype
         self.full_model: PreTrainedModel | None = model if self.ranks.is_main else None
         """Rank 0's: the plain model with the live weights, adapters merged, that samplers and files read."""
-        self.in_place = lora is None and self.ranks.config.strategy in ("single", "ddp", "deepspeed_zero2")
+        self.in_place = lora is None and self.ranks.config.strategy in ("single", "ddp")
         """Whether that is the trained model itself, not a copy refreshed after each batch."""
         trained: Any = model if self.in_place or not self.ranks.is_main else copy.deepcopy(model)
         self.reference: PreTrainedModel | None = None
@@ -296,7 +296,7 @@ class Learner:
         """
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.ranks.size > 1 and gradients:
-            torch._foreach_mul_(gradients, float(self.ranks.size))
+            torch._foreach_mul_(gradients, float(self.ranks.size))  # pyright: ignore[reportPrivateImportUsage]
 
     def _gradients_kept_local(self, local: bool) -> Any:
         """DDP adds the ranks up once, at the last micro-batch; FSDP2 at each, which keeps its gradients sharded."""

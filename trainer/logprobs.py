@@ -116,7 +116,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside DDP's or DeepSpeed's wrapper; itself where it is in none (FSDP2 changes it in place)."""
+    """The model inside DDP's wrapper; itself where it is in none (FSDP2 changes it in place)."""
     return getattr(model, "module", model)
 
 

@@ -1,10 +1,9 @@
 """How the learner's model is spread over processes: opens Accelerate, wraps, and says what the wrapping really is.
 
-Accelerate leaves two wrappings out on a CPU without a word: it keeps DDP where FSDP2 or DeepSpeed was asked for.
-`open_accelerator` puts that right, for both in this one place, and `check_wrapping` refuses a model that is wrapped in
-anything but what was asked.
+On a CPU Accelerate ignores an FSDP2 plugin without a word and keeps DDP. `open_accelerator` puts that right, in this
+one place, and `check_wrapping` refuses a model that is wrapped in anything but what was asked.
 
-Does not do: FSDP1 (its full gather crashes on a CPU), context and tensor parallelism, starting processes.
+Does not do: FSDP1 (its full gather crashes on a CPU), DeepSpeed, context and tensor parallelism, starting processes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -30,7 +29,7 @@ class WrappingError(RuntimeError):
     """The model is not wrapped as the recipe's `parallelism.strategy` says."""
 
 
-def open_accelerator(config: ParallelismConfig, *, max_grad_norm: float = 1.0) -> Accelerator:
+def open_accelerator(config: ParallelismConfig) -> Accelerator:
     """The Accelerator of this process, for the strategy asked for; joins the process group where there is one.
 
     Raises:
@@ -42,8 +41,6 @@ def open_accelerator(config: ParallelismConfig, *, max_grad_norm: float = 1.0) -
         raise WrappingError("parallelism.cpu_offload = true moves weights off GPUs, and there is none: set it to false")
     if config.strategy == "fsdp2":
         accelerator = _with_fsdp2(config, cpu=cpu)
-    elif config.strategy.startswith("deepspeed"):
-        accelerator = _with_deepspeed(config, cpu=cpu, max_grad_norm=max_grad_norm)
     else:
         accelerator = Accelerator(cpu=True) if cpu else Accelerator()
     if accelerator.num_processes != config.num_processes:
@@ -76,32 +73,12 @@ def _with_fsdp2(config: ParallelismConfig, *, cpu: bool) -> Accelerator:
     return accelerator
 
 
-def _with_deepspeed(config: ParallelismConfig, *, cpu: bool, max_grad_norm: float) -> Accelerator:
-    plugin = DeepSpeedPlugin(
-        zero_stage=3 if config.strategy == "deepspeed_zero3" else 2,
-        gradient_accumulation_steps=1,
-        gradient_clipping=max_grad_norm,
-        zero3_save_16bit_model=True,
-    )
-    if not cpu:
-        return Accelerator(deepspeed_plugin=plugin)
-    prepare_backend = PartialState._prepare_backend
-    # With `cpu=True` the plugin is ignored, and without it every rank takes itself for process 0 of 1.
-    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
-    try:
-        return Accelerator(deepspeed_plugin=plugin)
-    finally:
-        PartialState._prepare_backend = prepare_backend
-
-
 def wrapping_of(model: torch.nn.Module) -> str:
     """What `model` is wrapped in, looked up on the object itself: a strategy's name, or the wrapper's type."""
     if isinstance(model, FSDPModule):
         return "fsdp2"
     if isinstance(model, DistributedDataParallel):
         return "ddp"
-    if type(model).__name__ == "DeepSpeedEngine":
-        return f"deepspeed_zero{model.zero_optimization_stage()}"  # pyright: ignore[reportCallIssue]
     return "single" if hasattr(model, "config") else type(model).__name__
 
 

@@ -49,10 +49,10 @@ class RankError(RuntimeError):
 class Ranks:
     """Life cycle: open on every process, `announce` (rank 0) and `next_command` (the others), `close`."""
 
-    def __init__(self, config: ParallelismConfig | None = None, *, max_grad_norm: float = 1.0) -> None:
+    def __init__(self, config: ParallelismConfig | None = None) -> None:
         """Join the process group that the launcher's environment variables name; alone with strategy `single`."""
         self.config = config or ParallelismConfig()
-        self.accelerator: Accelerator = open_accelerator(self.config, max_grad_norm=max_grad_norm)
+        self.accelerator: Accelerator = open_accelerator(self.config)
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
         self._num_commands = 0
