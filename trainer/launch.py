@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 def launch(command: Sequence[str], *, num_processes: int, environment: Mapping[str, str]) -> int:
     """Run `command` in so many processes, with these environment variables too; returns the exit code of the whole.
 
-    That is rank 0's where it ended badly, 128 + signal where the launcher was signalled, 1 where another rank died.
+    That is rank 0's where it ended badly by itself, 128 + signal where the launcher was signalled, 1 where a rank died.
     """
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what it says of failures is said below, in one line
@@ -68,9 +68,14 @@ def end_with_launcher() -> None:
 
 
 def _report(error: ChildFailedError) -> int:
-    first_rank, first = min(error.failures.items(), key=lambda item: item[1].timestamp)
-    if 0 in error.failures and error.failures[0].exitcode > 0:
-        return error.failures[0].exitcode
-    how = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with code {first.exitcode}"
-    print(f"error: rank {first_rank} {how}, and with it the run; go on with --resume", file=sys.stderr)
+    """Say which rank was the first to end badly, where rank 0 hasn't said it itself; the exit code of the whole."""
+    codes = {rank: failure.exitcode for rank, failure in error.failures.items()}  # in the order they were found
+    passed_on = (-signal.SIGTERM, -signal.SIGINT)  # how the others are told to end
+    killed = [rank for rank, code in codes.items() if code < 0 and code not in passed_on]
+    first = (killed or list(codes))[0]
+    code = codes[first]
+    if first == 0 and code > 0:
+        return code
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    print(f"error: rank {first} {how}, and with it the run; go on with --resume", file=sys.stderr)
     return 1
