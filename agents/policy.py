@@ -1,4 +1,5 @@
-"""What samples tokens: the `Policy` protocol and the shipped fake, `ScriptedPolicy`."""
+"""What samples tokens: the `Policy` protocol. Two fakes are shipped: `ScriptedPolicy` (answers by heart, for tests of
+environments and rollouts) and `SimulatedPolicy` (takes its time, for tests of schedules)."""
 
 from __future__ import annotations
 
