@@ -52,7 +52,6 @@ class Commands:
             exit_code = 127 if missing else 126
         else:
             exit_code, timed_out, left = self.follow(child, body, outputs, started + request["timeout_s"])
-        parts = [part for output in outputs for part in output.parts()]
         answer = {
             "exit_code": exit_code,
             "timed_out": timed_out,
@@ -60,10 +59,11 @@ class Commands:
             "left": left,
             "duration_s": time.monotonic() - started,
             "totals": [output.total for output in outputs],
-            "lengths": [len(part) for part in parts],
+            "heads": [output.head_bytes for output in outputs],
+            "lengths": [len(output.data) for output in outputs],
             "spilled": [spill and spill.close() for spill in spills],
         }
-        return answer, b"".join(parts)
+        return answer, b"".join(output.whole() for output in outputs)
 
     def start(self, request, body):
         """The child process. Raises OSError, ValueError, IndexError, TypeError where there can be none."""

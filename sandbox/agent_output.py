@@ -14,30 +14,44 @@ MAX_SPILL_FILES = 4
 
 
 class Kept:
-    """Head and tail of a stream of any length; once it is longer than that, `spill` gets all of it from the start."""
+    """Head and tail of a stream of any length; once it is longer than that, `spill` gets all of it from the start.
+
+    In memory there are never more than `limit` bytes (at least 1): what follows the head is written round and round.
+    """
 
     def __init__(self, limit, spill=None):
         self.limit, self.spill = limit, spill
-        self.head_limit, self.tail_limit = limit // 2, limit - limit // 2
-        self.head, self.tail, self.total = bytearray(), bytearray(), 0
+        self.head_bytes = limit // 2
+        self.data, self.total = bytearray(), 0
+        self.next = self.head_bytes
 
     def add(self, data):
         if self.spill is not None and self.total + len(data) > self.limit:
-            if self.total <= self.limit:  # until now head and tail are all that there was
-                self.spill.add(bytes(self.head) + bytes(self.tail))
+            if self.total <= self.limit:  # until now what is kept is all that there was
+                self.spill.add(self.data)
             self.spill.add(data)
         self.total += len(data)
-        room = self.head_limit - len(self.head)
+        room = self.limit - len(self.data)
         if room > 0:
-            self.head += data[:room]
+            self.data += data[:room]
             data = data[room:]
-        self.tail += data
-        if len(self.tail) > self.tail_limit + 4 * PIPE_CHUNK_BYTES:
-            del self.tail[: -self.tail_limit]
+        data = data[-(self.limit - self.head_bytes) :]
+        while data:
+            piece = data[: self.limit - self.next]
+            self.data[self.next : self.next + len(piece)] = piece
+            data = data[len(piece) :]
+            self.next += len(piece)
+            if self.next == self.limit:
+                self.next = self.head_bytes
 
-    def parts(self):
-        del self.tail[: max(len(self.tail) - self.tail_limit, 0)]
-        return self.head, self.tail
+    def whole(self):
+        """Head, then tail: after the end, once."""
+        if self.next > self.head_bytes:
+            tail = self.data[self.next :]
+            self.data[len(self.data) - self.next + self.head_bytes :] = self.data[self.head_bytes : self.next]
+            self.data[self.head_bytes : self.head_bytes + len(tail)] = tail
+            self.next = self.head_bytes
+        return self.data
 
 
 class Spill:

@@ -28,7 +28,7 @@ from quintain.sandbox.base import CopyReport, ExecResult, FileEntry, SandboxDied
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.config import SandboxConfig
 from quintain.sandbox.copy_out import CopyTarget, copy_tree
-from quintain.sandbox.output import exec_result
+from quintain.sandbox.output import bodies_of, exec_result
 
 GRACE_S = 10.0
 """How long past a request's own deadline the agent may take to answer, on a busy machine."""
@@ -123,7 +123,7 @@ class AgentSandbox:
             raise SandboxDied(f"box {self.id} is not used again: {self._channel.broken if self._channel else ''}")
         if answer["left"]:
             self.give_up(f"what a command left can't be undone (processes, or a changed agent): {answer['left'][:10]}")
-        return exec_result(answer, body, self.config.max_output_bytes)
+        return exec_result(answer, bodies_of(answer, body), self.config.max_output_bytes)
 
     def give_up(self, reason: str) -> None:
         """Make every later call raise SandboxDied."""

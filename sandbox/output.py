@@ -12,19 +12,23 @@ from typing import Any
 from quintain.sandbox.base import ExecResult, Output
 
 
-def exec_result(answer: Mapping[str, Any], body: bytearray, max_output_bytes: int) -> ExecResult:
-    """What a command did, from the agent's answer. Takes `body` apart, so that large output is in memory once."""
-    lengths: Sequence[int] = answer["lengths"]
+def bodies_of(answer: Mapping[str, Any], body: bytearray) -> tuple[bytearray, bytearray]:
+    """Stdout and stderr, which an agent sends as one. Takes `body` apart, so that large output is in memory once."""
+    length: int = answer["lengths"][0]
+    with memoryview(body) as view, view[length:] as rest:
+        stderr = bytearray(rest)
+    if stderr:
+        del body[length:]
+    return body, stderr
+
+
+def exec_result(answer: Mapping[str, Any], bodies: Sequence[bytearray], max_output_bytes: int) -> ExecResult:
+    """What a command did, from the header of an answer and what was kept of stdout and of stderr."""
     totals: Sequence[int] = answer["totals"]
     spilled: Sequence[Mapping[str, Any] | None] = answer["spilled"]
-    stdout_bytes = lengths[0] + lengths[1]
-    with memoryview(body) as view, view[stdout_bytes:] as rest:
-        stderr = bytes(rest)
-    if stderr:
-        del body[stdout_bytes:]
-    outputs = (
-        Output(data=body, head_bytes=lengths[0], total_bytes=totals[0], spilled=_notice(spilled[0])),
-        Output(data=stderr, head_bytes=lengths[2], total_bytes=totals[1], spilled=_notice(spilled[1])),
+    stdout, stderr = (
+        Output(data=data, head_bytes=head_bytes, total_bytes=total, spilled=_notice(spill))
+        for data, head_bytes, total, spill in zip(bodies, answer["heads"], totals, spilled, strict=True)
     )
     files: list[str | None] = [spill["path"] if spill else None for spill in spilled]
     return ExecResult(
@@ -39,7 +43,7 @@ def exec_result(answer: Mapping[str, Any], body: bytearray, max_output_bytes: in
         files_cut=any(spill["cut"] for spill in spilled if spill and spill["path"]),
         oom_killed=answer["oom_killed"],
         box_lost=bool(answer["left"]),
-        outputs=outputs,
+        outputs=(stdout, stderr),
     )
 
 

@@ -34,7 +34,11 @@ class Attachment(asyncio.Protocol):
         self.reader = asyncio.StreamReader()
         self.upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
-        self._data = bytearray()
+        self._head = bytearray()
+        """Of the engine's response, then of the frame that is coming in."""
+        self._open = False
+        self._stream, self._left_bytes = 0, 0
+        """Of the frame that is coming in."""
         self._stderr = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,16 +47,23 @@ class Attachment(asyncio.Protocol):
         self.reader.set_transport(transport)  # so that it stops reading where nobody takes what came
 
     def data_received(self, data: bytes) -> None:
-        self._data += data
-        if not self.upgraded.done() and not self._take_response():
-            return
-        while len(self._data) >= HEADER.size:
-            stream, length = HEADER.unpack_from(self._data)
-            if len(self._data) < HEADER.size + length:
+        if not self._open:
+            if self.upgraded.done():  # refused, or nobody waits any more
                 return
-            payload = bytes(self._data[HEADER.size : HEADER.size + length])
-            del self._data[: HEADER.size + length]
-            self.deliver(stream, payload)
+            data = self._take_response(data)
+        rest = memoryview(data)
+        while rest:
+            if self._left_bytes:  # a frame may be large, so its pieces go on as they come
+                piece, rest = rest[: self._left_bytes], rest[self._left_bytes :]
+                self._left_bytes -= len(piece)
+                self.deliver(self._stream, bytes(piece))
+                continue
+            missing = HEADER.size - len(self._head)
+            self._head += rest[:missing]
+            rest = rest[missing:]
+            if len(self._head) == HEADER.size:
+                self._stream, self._left_bytes = HEADER.unpack(self._head)
+                self._head.clear()
 
     def deliver(self, stream: int, payload: bytes) -> None:
         """Take a piece of the container's output."""
@@ -61,18 +72,21 @@ class Attachment(asyncio.Protocol):
         else:
             self._stderr = (self._stderr + payload)[-KEPT_STDERR_BYTES:]
 
-    def _take_response(self) -> bool:
-        head, end, rest = bytes(self._data).partition(b"\r\n\r\n")
+    def _take_response(self, data: bytes) -> bytes:
+        """What comes after the response; nothing where it is not over, or is a refusal."""
+        self._head += data
+        head, end, rest = bytes(self._head).partition(b"\r\n\r\n")
         if not end:
-            return False
+            return b""
         status = head.split(b" ", 2)[1:2]
         if status in ([b"101"], [b"200"]):
-            self._data = bytearray(rest)
+            self._head.clear()
+            self._open = True
             self.upgraded.set_result(None)
-        else:
-            text = (head.splitlines()[0] + b": " + rest[:500]).decode("utf-8", "replace")
-            self.upgraded.set_exception(StreamRefused(f"the Docker engine refused a stream: {text}"))
-        return self.upgraded.exception() is None
+            return rest
+        text = (head.splitlines()[0] + b": " + rest[:500]).decode("utf-8", "replace")
+        self.upgraded.set_exception(StreamRefused(f"the Docker engine refused a stream: {text}"))
+        return b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.upgraded.done():

@@ -33,7 +33,7 @@ from quintain.sandbox.base import ExecResult, FileEntry, SandboxDied, SandboxErr
 from quintain.sandbox.channel import Channel
 from quintain.sandbox.docker.attach import Attachment
 from quintain.sandbox.docker.box import WORK, DockerSandbox, ProgramMissing
-from quintain.sandbox.docker.exec_stream import run_by_engine
+from quintain.sandbox.docker.exec_stream import Answer, never_ran, run_by_engine
 from quintain.sandbox.docker.relay_exec import BoxRelay
 from quintain.sandbox.docker.shell_files import LIST, READ, WRITE, entries_of, raise_file_error
 from quintain.sandbox.output import exec_result
@@ -124,14 +124,14 @@ class ExecBox(DockerSandbox):
         if user is not None:
             self._other_users.add(user)
         killed_before = await self._num_oom_kills()
-        answer, body = await self._by_engine(
+        answer, bodies = await self._by_engine(
             command, stdin=stdin, cwd=cwd, env=env, user=user, timeout_s=deadline_s, limit=self.config.max_output_bytes
         )
         if answer["left"]:
             await self._kill(f"what a command left can't be undone: {answer['left'][:10]}")
         else:
             answer["oom_killed"] = await self._num_oom_kills() > killed_before
-        return exec_result(answer, body, self.config.max_output_bytes)
+        return exec_result(answer, bodies, self.config.max_output_bytes)
 
     async def _by_engine(
         self,
@@ -143,7 +143,7 @@ class ExecBox(DockerSandbox):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-    ) -> tuple[dict[str, Any], bytearray]:
+    ) -> Answer:
         if not self.alive:
             reason = self._channel.broken if self._channel is not None else "it is not running"
             raise SandboxDied(f"box {self.id} is gone: {reason}")
@@ -155,9 +155,7 @@ class ExecBox(DockerSandbox):
             argv = list(command)
         problem = "no command" if not argv else "an embedded null byte" if any("\0" in part for part in argv) else None
         if problem:
-            answer = {"exit_code": 126, "timed_out": False, "oom_killed": False, "left": [], "duration_s": 0.0}
-            said = bytearray(f"cannot run {argv[:1]}: {problem}\n".encode())
-            return {**answer, "totals": [0, len(said)], "lengths": [0, 0, len(said), 0], "spilled": [None, None]}, said
+            return never_ran(f"cannot run {argv[:1]}: {problem}", limit)
         try:
             return await run_by_engine(
                 self._engine,
@@ -224,7 +222,7 @@ class ExecBox(DockerSandbox):
     async def _file_operation(self, script: str, path: str, *arguments: str, stdin: bytes = b"", limit: int) -> bytes:
         if "\0" in path:
             raise ValueError(f"{path!r}: embedded null byte")
-        answer, body = await self._by_engine(
+        answer, (stdout, stderr) = await self._by_engine(
             ["/bin/sh", "-c", script, "sh", path, *arguments],
             stdin=stdin,
             env={"LC_ALL": "C"},
@@ -233,12 +231,10 @@ class ExecBox(DockerSandbox):
         )
         if answer["timed_out"]:
             raise OSError(errno.ETIMEDOUT, "the box did not answer", path)
-        stdout = sum(answer["lengths"][:2])
-        raise_file_error(answer["exit_code"], bytes(body[stdout:]), path)
+        raise_file_error(answer["exit_code"], bytes(stderr), path)
         if answer["totals"][0] > limit:
             raise ValueError(f"{path} holds more than fits an answer of {limit} bytes")
-        with memoryview(body) as view, view[:stdout] as data:
-            return bytes(data)
+        return bytes(stdout)
 
     async def _read_chunk(
         self, path: str, offset: int, length: int, *, follow: bool = True

@@ -26,6 +26,7 @@ POLL_S = 0.25
 LAST_OUTPUT_S = 0.1
 """How long output may still arrive after the command has ended, where a child of it holds the stream open."""
 WRAPPER = 'echo 1000 >/proc/self/oom_score_adj; cd -- "$0" 2>&3 || exit 126; exec "$@" 2>&3 3>&-'
+Answer = tuple[dict[str, Any], tuple[bytearray, bytearray]]
 NEVER_RAN = (b"OCI runtime exec failed", b"unable to start container process", b"unable to find ")
 
 
@@ -58,8 +59,9 @@ async def run_by_engine(
     timeout_s: float,
     limit: int,
     sweep: Callable[[], Awaitable[list[Any]]],
-) -> tuple[dict[str, Any], bytearray]:
-    """Header and body as the agent's `exec` answers. Raises SandboxDied, SandboxError."""
+) -> Answer:
+    """Header as the agent's `exec` answers, and what was kept of stdout and of stderr: two bodies, so that a flood of
+    both is in memory once. Raises SandboxDied, SandboxError."""
     started = time.monotonic()
     deadline = started + timeout_s
     stream = ExecStream(limit)
@@ -126,13 +128,17 @@ def _wrapped(argv: Sequence[str], cwd: str) -> list[str]:
     return ["/bin/sh", "-c", f"exec 3>&2 2>/dev/null; {WRAPPER}", cwd, *argv]
 
 
-def _answer(
-    stream: ExecStream, exit_code: int, timed_out: bool, left: list[Any], started: float
-) -> tuple[dict[str, Any], bytearray]:
+def never_ran(reason: str, limit: int) -> Answer:
+    """As `run_by_engine`, of a command that could not even be asked for."""
+    stream = ExecStream(limit)
+    stream.outputs[1].add(f"{reason}\n".encode())
+    return _answer(stream, 126, False, [], time.monotonic())
+
+
+def _answer(stream: ExecStream, exit_code: int, timed_out: bool, left: list[Any], started: float) -> Answer:
     stdout, stderr = stream.outputs
-    if exit_code in (126, 127) and bytes(stdout.head[:64] + stdout.tail[:64]).startswith(NEVER_RAN):
+    if exit_code in (126, 127) and stdout.data.startswith(NEVER_RAN):
         stdout, stderr = stderr, stdout
-    parts = [*stdout.parts(), *stderr.parts()]
     answer = {
         "exit_code": exit_code,
         "timed_out": timed_out,
@@ -140,14 +146,10 @@ def _answer(
         "left": left,
         "duration_s": time.monotonic() - started,
         "totals": [stdout.total, stderr.total],
-        "lengths": [len(part) for part in parts],
+        "heads": [stdout.head_bytes, stderr.head_bytes],
         "spilled": [None, None],
     }
-    body = parts[0]
-    for part in parts[1:]:  # one after the other: a flood is not in memory twice
-        body += part
-        part.clear()
-    return answer, body
+    return answer, (stdout.whole(), stderr.whole())
 
 
 async def _wait(stream: ExecStream, timeout_s: float) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +21,28 @@ BOTH_KINDS = [pytest.param("local"), pytest.param("docker", marks=pytest.mark.do
 def engine(engine_url: str) -> docker.APIClient:
     """The SDK's client of the engine, to look at it past our own code."""
     return docker.APIClient(engine_url, version="auto", timeout=60)
+
+
+@pytest.fixture(scope="session")
+def bare_image(engine: docker.APIClient) -> Iterator[str]:
+    """The default image without python3."""
+    with open_pool(SandboxConfig(type="docker", pool_size=1), needs_isolation=True, owner="tests") as pool:
+        full = engine.inspect_container(pool.acquire().id)["Image"]
+    container = engine.create_container(full, ["x"])["Id"]
+    with tempfile.TemporaryFile() as whole, tempfile.NamedTemporaryFile(suffix=".tar") as bare:
+        for chunk in engine.export(container):
+            whole.write(chunk)
+        whole.seek(0)
+        with tarfile.open(fileobj=whole) as source, tarfile.open(fileobj=bare, mode="w") as sink:
+            for member in source:
+                if "python" not in member.name and not member.isdev():
+                    sink.addfile(member, source.extractfile(member) if member.isreg() else None)
+        bare.flush()
+        name, tag = "quintain-test-bare", str(os.getpid())  # another session may use this engine, too
+        engine.import_image(bare.name, repository=name, tag=tag, changes=["ENV PATH=/usr/bin:/bin"])
+    engine.remove_container(container, force=True)
+    yield f"{name}:{tag}"
+    engine.remove_image(f"{name}:{tag}", force=True)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,27 +20,6 @@ TREE = """
     sleep 300 & (setsid sh -c 'trap "" TERM HUP; while :; do sleep 0.1; done' &) ; (sleep 301 &)
     echo before; sleep 302
 """
-
-
-@pytest.fixture(scope="module")
-def bare_image(engine: docker.APIClient) -> Iterator[str]:
-    """The default image without python3."""
-    with open_pool(SandboxConfig(type="docker", pool_size=1), needs_isolation=True, owner="tests") as pool:
-        full = engine.inspect_container(pool.acquire().id)["Image"]
-    container = engine.create_container(full, ["x"])["Id"]
-    with tempfile.TemporaryFile() as whole, tempfile.NamedTemporaryFile(suffix=".tar") as bare:
-        for chunk in engine.export(container):
-            whole.write(chunk)
-        whole.seek(0)
-        with tarfile.open(fileobj=whole) as source, tarfile.open(fileobj=bare, mode="w") as sink:
-            for member in source:
-                if "python" not in member.name and not member.isdev():
-                    sink.addfile(member, source.extractfile(member) if member.isreg() else None)
-        bare.flush()
-        engine.import_image(bare.name, repository="quintain-test-bare", tag="1", changes=["ENV PATH=/usr/bin:/bin"])
-    engine.remove_container(container, force=True)
-    yield "quintain-test-bare:1"
-    engine.remove_image("quintain-test-bare:1", force=True)
 
 
 @pytest.fixture(scope="module")

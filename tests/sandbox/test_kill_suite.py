@@ -30,12 +30,14 @@ def rss():
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
 
-config = SandboxConfig(type="docker", pool_size=1, max_output_bytes=int(sys.argv[1]), memory_bytes=2**29)
+config = SandboxConfig(type="docker", pool_size=1, max_output_bytes=int(sys.argv[1]), memory_bytes=2**29,
+                       image=sys.argv[4] or None)
 with open_pool(config, needs_isolation=True, owner="tests") as pool, pool.lease() as box:
-    box.exec("true")
+    user = sys.argv[5] or None
+    box.exec("true", user=user)
     open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
     before = rss()
-    result = box.exec(sys.argv[2], timeout_s=float(sys.argv[3]))
+    result = box.exec(sys.argv[2], timeout_s=float(sys.argv[3]), user=user)
     print(json.dumps({"grown": peak() - before, "timed_out": result.timed_out, "exit_code": result.exit_code,
                       "stdout_bytes": result.stdout_bytes, "duration_s": result.duration_s}))
 """
@@ -153,18 +155,25 @@ def only_ours_left(box: BlockingSandbox) -> bool:
     return box.exec("ps -e -o pid=,stat=,comm= | grep -vc -e ' ps$' -e ' grep$' -e ' sh$' ").stdout == "1\n"
 
 
+ONE_GB = "head -c 1000000000 /dev/zero | tr '\\0' 'y'"
+
+
 @pytest.mark.parametrize(
-    ("command", "timeout_s"),
+    ("command", "timeout_s", "way"),
     [
-        ("head -c 1000000000 /dev/zero | tr '\\0' 'y'", 60.0),
-        ("yes", 2.0),
-        ("yes >&2 & yes", 2.0),
+        (ONE_GB, 60.0, "agent"),
+        (ONE_GB, 60.0, "another user"),
+        ("yes", 2.0, "agent"),
+        ("yes >&2 & yes", 2.0, "agent"),
+        ("yes >&2 & yes", 2.0, "another user"),
+        ("yes >&2 & yes", 2.0, "no python3"),
     ],
 )
-def test_a_flood_costs_this_machine_less_than_twice_the_cap(engine_url: str, command: str, timeout_s: float):
+def test_a_flood_costs_this_machine_less_than_twice_the_cap(bare_image: str, command: str, timeout_s: float, way: str):
     """E03: the memory of a process of its own that does nothing else, at its peak."""
+    image, user = bare_image if way == "no python3" else "", "1234" if way == "another user" else ""
     run = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(CAP_BYTES), command, str(timeout_s)],
+        [sys.executable, "-c", MEASURE, str(CAP_BYTES), command, str(timeout_s), image, user],
         capture_output=True,
         text=True,
         timeout=120,

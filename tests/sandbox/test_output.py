@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quintain.sandbox import BlockingSandbox, ExecResult, SandboxPool
+from quintain.sandbox.agent_output import Kept
 from quintain.sandbox.config import SandboxConfig
+from quintain.sandbox.docker.attach import Attachment
 
 MIB = 2**20
 NUMBERS = "".join(f"{number}\n" for number in range(1, 20_001))
+
+
+@given(st.integers(1, 12), st.lists(st.binary(max_size=30)))
+def test_head_and_tail_are_kept_whatever_the_pieces(limit: int, pieces: list[bytes]):
+    """E03, E04: in memory there are never more than `limit` bytes."""
+    kept, whole = Kept(limit), b"".join(pieces)
+    for piece in pieces:
+        kept.add(piece)
+        assert len(kept.data) <= limit
+    head, tail = whole[: limit // 2], whole[limit // 2 :]
+    assert kept.whole() == head + tail[-(limit - limit // 2) :]
+    assert kept.whole() == head + tail[-(limit - limit // 2) :] and kept.total == len(whole)
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=20))), st.lists(st.integers(1, 9), min_size=1))
+def test_frames_of_an_engine_arrive_whole_in_whatever_pieces(frames: list[tuple[int, bytes]], sizes: list[int]):
+    sent = b"HTTP/1.1 101 UPGRADED\r\nUpgrade: tcp\r\n\r\n"
+    sent += b"".join(struct.pack(">BxxxI", stream, len(payload)) + payload for stream, payload in frames)
+
+    async def receive() -> tuple[bytes, str]:
+        attachment, at, turn = Attachment(), 0, 0
+        while at < len(sent):
+            attachment.data_received(sent[at : at + sizes[turn % len(sizes)]])
+            at, turn = at + sizes[turn % len(sizes)], turn + 1
+        attachment.reader.feed_eof()
+        return await attachment.reader.read(), attachment.last_words()
+
+    stdout, stderr = asyncio.run(receive())
+    assert stdout == b"".join(payload for stream, payload in frames if stream == 1)
+    assert stderr == b"".join(payload for stream, payload in frames if stream == 2).decode("utf-8", "replace")
 
 
 def test_a_cut_stream_is_whole_in_a_file_that_the_notice_names(box: BlockingSandbox):
