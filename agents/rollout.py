@@ -333,10 +333,12 @@ class _Rollout:
         return None
 
     def _cut(self, message: Message) -> Message:
-        """A tool result within its limit of tokens."""
+        """A tool result within its limit of tokens: the run's, or the tool's own where that is lower."""
         if message.role != "tool":
             return message
-        content, num_cut = self._renderer.cut_tokens(message.content, self._config.max_tool_tokens)
+        own = next((spec.max_output_tokens for spec in self._tools if spec.name == message.name), None)
+        limit = min(own or self._config.max_tool_tokens, self._config.max_tool_tokens)
+        content, num_cut = self._renderer.cut_tokens(message.content, limit)
         if not num_cut:
             return message
         self._events["tool_output_cut"] += 1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quintain.envs.rewards import reward
     from quintain.envs.tool_env import ToolEnv
     from quintain.envs.tools import tool
+    from quintain.envs.trajectory_state import TrajectoryState
 
 __all__ = [
     "Message",
@@ -26,6 +27,7 @@ __all__ = [
     "ToolEnv",
     "ToolError",
     "ToolSpec",
+    "TrajectoryState",
     "UnknownEnvironmentError",
     "VerifierError",
     "env_class",
@@ -42,6 +44,7 @@ _MODULES = {
     "rewards": ("reward",),
     "tool_env": ("ToolEnv",),
     "tools": ("tool",),
+    "trajectory_state": ("TrajectoryState",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

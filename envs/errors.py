@@ -12,6 +12,10 @@ class ToolError(Exception):
     """
 
 
+class ToolDeadlineError(Exception):
+    """A tool took longer than its deadline and could not be stopped: the environment instance must not be used on."""
+
+
 class VerifierError(Exception):
     """A reward could not be computed. The trajectory gets no reward at all: neither 0 nor NaN."""
 

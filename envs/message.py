@@ -55,6 +55,8 @@ class ToolSpec:
     description: str
     parameters: Mapping[str, Any]
     """JSON Schema of the arguments, always an object schema."""
+    max_output_tokens: int | None = None
+    """Most tokens of its result that the model reads; the run's `rollout.max_tool_tokens` holds besides. Not told."""
 
     def to_openai(self) -> dict[str, Any]:
         """The `{"type": "function", "function": {...}}` form that chat templates take."""

@@ -3,9 +3,10 @@
     def add(a: int, b: int = 0) -> int: "Add."   ->   Arguments(add).schema   ->   {"type": "object", "properties": …}
     '{"a": 1}'                                   ->   Arguments(add).read(…)  ->   {"a": 1}   or an ArgumentsError
 
-Checking is strict: an integer is a JSON integer, never the text "5"; text is taken as it stands. The one leniency is
-for booleans, which some chat templates can only write as words: "true"/"True" and "false"/"False" are read, nothing
-else.
+pydantic makes the schema and does the checking, at every depth: what it can say in JSON Schema can be an argument.
+Checking is strict: an integer is a JSON integer, never the text "5"; text is taken as it stands; a nested object has no
+field its class does not name. The one leniency is for booleans, which some chat templates can only write as words:
+where the schema says boolean and not text, "true"/"True" and "false"/"False" are read, nothing else.
 Nothing here runs a tool.
 """
 
@@ -13,19 +14,18 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
+import warnings
 from collections.abc import Callable, Mapping
-from types import GenericAlias, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import from_json
+import docstring_parser
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic_core import from_json, to_json
 
 from quintain.envs.errors import EnvironmentDefinitionError
 
 MAX_SHOWN = 80  # characters of a model-written name that an error repeats
-_SECTIONS = re.compile(r"^\s*(Args|Arguments|Returns|Raises|Yields|Example|Examples|Note|Notes)\s*:\s*$")
-_ARGUMENT = re.compile(r"^(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 _BOOLEAN_WORDS = {"true": True, "True": True, "false": False, "False": False}
 
 
@@ -44,7 +44,11 @@ class Arguments:
     """JSON Schema of the arguments object."""
 
     def __init__(self, function: Callable[..., Any], *, hidden: frozenset[str] = frozenset()) -> None:
-        described = describe_arguments(inspect.getdoc(function) or "")
+        """`hidden`: parameters that the model is not told of.
+
+        Raises EnvironmentDefinitionError for a type that JSON Schema has no words for.
+        """
+        described = described_parts(function)[1]
         fields: dict[str, Any] = {}
         self._names: list[str] = []
         for name, parameter, annotation in typed_parameters(function):
@@ -52,13 +56,19 @@ class Arguments:
                 continue
             required = parameter.default is inspect.Parameter.empty
             fields[f"argument_{len(fields)}"] = (
-                _with_boolean_words(annotation),
+                annotation,
                 Field(... if required else parameter.default, alias=name, description=described.get(name)),
             )
             self._names.append(name)
         config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=False)
-        self._model: type[BaseModel] = create_model("Arguments", __config__=config, **fields)
-        self.schema = _plain_schema(self._model)
+        try:
+            self._model: type[BaseModel] = create_model("Arguments", __config__=config, **fields)
+            self.schema = _plain_schema(self._model)
+        except PydanticUserError as error:
+            raise EnvironmentDefinitionError(
+                f"tool `{function.__qualname__}`: an argument's type cannot be put into words for a model: "
+                f"{str(error).partition(chr(10))[0]}"
+            ) from error
 
     def read(self, tool_name: str, text: str) -> dict[str, Any]:
         """Keyword arguments from raw JSON text. Raises ArgumentsError, whose text is written for the model."""
@@ -80,8 +90,11 @@ class Arguments:
                 f'"{tool_name}" was not run: argument "{endless[0]}": a number in it is too large. {self._expected()}',
                 event="invalid_arguments",
             )
+        if (reread := _with_booleans(value, self.schema)) != value:
+            text = to_json(reread).decode()
         try:
-            model = self._model.model_validate_json(text)
+            # Both settings hold at every depth, whatever a nested class says of itself.
+            model = self._model.model_validate_json(text, strict=True, extra="forbid")
         except ValidationError as error:
             problems = "; ".join(self._problems(error))
             raise ArgumentsError(
@@ -120,12 +133,12 @@ class Arguments:
         return f"Arguments: {', '.join(parts)}."
 
 
-def typed_parameters(function: Callable[..., Any]) -> list[tuple[str, inspect.Parameter, Any]]:
-    """(name, parameter, annotation) of each parameter but `self`.
+def typed_parameters(function: Callable[..., Any], *, what: str = "tool") -> list[tuple[str, inspect.Parameter, Any]]:
+    """(name, parameter, annotation) of each parameter but `self`. `what` the function is, for errors.
 
     Raises EnvironmentDefinitionError where one cannot be described.
     """
-    where = f"tool `{function.__qualname__}`"
+    where = f"{what} `{function.__qualname__}`"
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -146,34 +159,20 @@ def typed_parameters(function: Callable[..., Any]) -> list[tuple[str, inspect.Pa
     return rows
 
 
-def describe_arguments(docstring: str) -> dict[str, str]:
-    """The texts of a Google-style `Args:` section, by argument."""
-    described: dict[str, str] = {}
-    current, base, inside = "", None, False
-    for line in docstring.splitlines():
-        if section := _SECTIONS.match(line):
-            inside, base = section[1] in ("Args", "Arguments"), None
-            continue
-        if not inside or not line.strip():
-            continue
-        indent = len(line) - len(line.lstrip())
-        base = indent if base is None else base
-        match = _ARGUMENT.match(line.strip()) if indent <= base else None
-        if match:
-            current, described[match[1]] = match[1], match[2].strip()
-        elif current:
-            described[current] = f"{described[current]} {line.strip()}".strip()
-    return described
+def described_parts(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """What a Google-style docstring says of the function, on one line, and of each argument.
 
-
-def summary_of(docstring: str) -> str:
-    """What stands before the first section of a docstring, on one line."""
-    lines = []
-    for line in docstring.splitlines():
-        if _SECTIONS.match(line):
-            break
-        lines.append(line.strip())
-    return " ".join(part for part in lines if part)
+    Raises EnvironmentDefinitionError for a docstring that cannot be read.
+    """
+    try:
+        parsed = docstring_parser.parse(inspect.getdoc(function) or "", style=docstring_parser.DocstringStyle.GOOGLE)
+    except docstring_parser.ParseError as error:
+        raise EnvironmentDefinitionError(
+            f"tool `{function.__qualname__}`: its docstring cannot be read ({error}); "
+            "write `Args:` and below it `name: what it is`, indented"
+        ) from error
+    summary = " ".join(f"{parsed.short_description or ''} {parsed.long_description or ''}".split())
+    return summary, {item.arg_name: " ".join(item.description.split()) for item in parsed.params if item.description}
 
 
 def _is_finite(value: Any) -> bool:
@@ -185,51 +184,61 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _boolean(value: Any) -> Any:
-    return _BOOLEAN_WORDS.get(value, value) if isinstance(value, str) else value
-
-
-def _with_boolean_words(annotation: Any) -> Any:
-    """The annotation with every `bool` in it replaced by one that also reads the four words."""
-    if annotation is bool:
-        return Annotated[bool, BeforeValidator(_boolean)]
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return Union[tuple(_with_boolean_words(part) for part in parts)]  # noqa: UP007 - built at run time
-    if origin in (list, dict):
-        return GenericAlias(origin, tuple(_with_boolean_words(part) for part in parts))
-    return annotation
+def _with_booleans(value: Any, schema: Mapping[str, Any]) -> Any:
+    """`value` with the four words read where `schema` says boolean and not text."""
+    choices = [part for key in ("anyOf", "oneOf") for part in schema.get(key, ())] or [schema]
+    if isinstance(value, str):
+        fits = [part for part in choices if part.get("type") == "string" or value in part.get("enum", ())]
+        if value in _BOOLEAN_WORDS and not fits and any(part.get("type") == "boolean" for part in choices):
+            return _BOOLEAN_WORDS[value]
+    elif isinstance(value, list):
+        for part in choices:
+            if part.get("type") == "array":
+                first = part.get("prefixItems", ())
+                rest = part.get("items") or {}
+                return [_with_booleans(v, first[i] if i < len(first) else rest) for i, v in enumerate(value)]
+    elif isinstance(value, dict):
+        objects = [part for part in choices if part.get("type") == "object"]
+        for part in sorted(objects, key=lambda part: len(value.keys() - part.get("properties", {}).keys())):
+            known, rest = part.get("properties", {}), part.get("additionalProperties")
+            rest = rest if isinstance(rest, dict) else {}
+            return {key: _with_booleans(v, known.get(key, rest)) for key, v in value.items()}
+    return value
 
 
 def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The model's schema without titles and references: shorter, and what chat templates expect."""
-    raw = model.model_json_schema(by_alias=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a default that JSON cannot hold is left out, which is right
+        raw = model.model_json_schema(by_alias=True)
     definitions = raw.pop("$defs", {})
-    properties = {name: _plain(spec, definitions, 0) for name, spec in raw.get("properties", {}).items()}
+    properties = {name: _plain(spec, definitions) for name, spec in raw.get("properties", {}).items()}
     plain = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**plain, "required": raw["required"]} if "required" in raw else plain
 
 
-def _plain(node: Any, definitions: Mapping[str, Any], depth: int) -> Any:
-    if depth > 20:
-        raise EnvironmentDefinitionError(
-            "a tool's argument type refers to itself, which a model cannot be told; use `dict` instead"
-        )
+def _plain(node: Any, definitions: Mapping[str, Any], within: frozenset[str] = frozenset()) -> Any:
+    """`within`: the definitions that are being written out."""
     if isinstance(node, list):
-        return [_plain(part, definitions, depth + 1) for part in node]
+        return [_plain(part, definitions, within) for part in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        target = definitions[node["$ref"].rsplit("/", 1)[-1]]
-        node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+        name = node["$ref"].rsplit("/", 1)[-1]
+        if name in within:
+            raise EnvironmentDefinitionError(
+                f"a tool's argument type, {name}, refers to itself, which a model cannot be told; use `dict` instead"
+            )
+        node = {**definitions[name], **{key: value for key, value in node.items() if key != "$ref"}}
+        within |= {name}
     plain = {}
     for key, value in node.items():
-        if key == "title" and isinstance(value, str):
-            continue
         if key == "properties":
-            plain[key] = {name: _plain(spec, definitions, depth + 1) for name, spec in value.items()}
-        else:
-            plain[key] = value if key in ("default", "enum", "const") else _plain(value, definitions, depth + 1)
+            plain[key] = {name: _plain(spec, definitions, within) for name, spec in value.items()}
+        elif not (key == "title" and isinstance(value, str)) and key != "discriminator":  # it points into definitions
+            plain[key] = value if key in ("default", "enum", "const") else _plain(value, definitions, within)
+    if "properties" in plain:
+        plain["additionalProperties"] = False  # nested classes are as strict as the arguments themselves
     return plain
 
 
@@ -238,7 +247,10 @@ def _type_words(spec: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(str(value) for value in spec["enum"])
     if "const" in spec:
         return f"only {spec['const']}"
-    if "anyOf" in spec:
-        return " or ".join(_type_words(part) for part in spec["anyOf"])
+    for several in ("anyOf", "oneOf"):
+        if several in spec:
+            return " or ".join(_type_words(part) for part in spec[several])
+    if spec.get("properties"):
+        return f"object of {', '.join(spec['properties'])}"
     kind = str(spec.get("type", "any"))
     return f"array of {_type_words(spec['items'])}" if kind == "array" and spec.get("items") else kind

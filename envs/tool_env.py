@@ -19,7 +19,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import datasets
@@ -35,7 +34,7 @@ from quintain.envs.rewards import Reward, evaluate_reward, rewards_of
 from quintain.envs.spaces import MessageSpace, MessagesSpace
 from quintain.envs.tasks import TaskTable, build_tasks
 from quintain.envs.tools import Tool, ToolResult, run_call, tools_of
-from quintain.envs.trajectory_state import TrajectoryState
+from quintain.envs.trajectory_state import Restorer, TrajectoryState
 from quintain.sandbox import BlockingSandbox, SandboxPool
 from quintain.sandbox.config import SandboxConfig
 
@@ -62,6 +61,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
     """`none`; `call`: a box is borrowed for each tool call; `trajectory`: one box from `reset` to the next `reset`."""
     tools: ClassVar[tuple[Callable[..., Any], ...]] = ()
     """Plain functions that are tools too, besides the `@tool` methods."""
+    state_class: ClassVar[type[TrajectoryState]] = TrajectoryState
+    """Of what class `state` is made at every reset, without arguments."""
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - gymnasium.Env declares it so
 
     def __init__(
@@ -101,8 +102,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
         self._messages: list[Message] = []
         self._num_turns = 0
         self._live = False
-        self.state = SimpleNamespace()
-        self._restorer = TrajectoryState(self, base=ToolEnv)
+        self.state: Any = self.state_class()
+        self._restorer = Restorer(self, base=ToolEnv)
 
     # ---- what a subclass writes
 
@@ -337,7 +338,7 @@ def _tools_and_rewards(cls: type[ToolEnv]) -> tuple[dict[str, Tool], tuple[Rewar
             f"{cls.__name__} has no reward; write a method `(self) -> float` and mark it `@reward`"
         )
     for item in tools.values():
-        if item.sandbox_parameter and cls.sandbox_scope == "none":
+        if item.needs_box and cls.sandbox_scope == "none":
             raise EnvironmentDefinitionError(
                 f"tool `{item.spec.name}` of {cls.__name__} takes a box, but sandbox_scope is 'none'; "
                 "set it to 'call' (stateless) or 'trajectory' (files stay from call to call)"

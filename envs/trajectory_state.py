@@ -1,4 +1,7 @@
-"""Forgetting: what one trajectory leaves on an environment instance is gone when the next begins.
+"""What belongs to one trajectory, and how it is forgotten.
+
+`TrajectoryState` is the empty object that tools, rewards and `prepare` share. `Restorer` sees to it that nothing of a
+trajectory is left on an environment instance when the next begins.
 
 At the first `restore` the subclass's own attributes are noted, lists, dicts and sets with a shallow copy. Every later
 `restore` puts them back and drops attributes that were added since. Class attributes of those three types are copied
@@ -15,7 +18,13 @@ from typing import Any
 _COPIED = (list, dict, set)
 
 
-class TrajectoryState:
+class TrajectoryState(SimpleNamespace):
+    """What one trajectory keeps: any attributes. Derive a class from it to write them down with their types, and name
+    it as the environment's `state_class`; its fields need defaults.
+    """
+
+
+class Restorer:
     """Restores the attributes of one instance; those that exist when this is made (the base class's) are left alone."""
 
     def __init__(self, instance: Any, *, base: type) -> None:
@@ -38,7 +47,7 @@ class TrajectoryState:
         for name in [name for name in attributes if name not in self._kept and name not in self._noted]:
             del attributes[name]
         attributes.update({name: _copied(value) for name, value in self._noted.items()})
-        attributes["state"] = SimpleNamespace()
+        attributes["state"] = self._instance.state_class()
 
 
 def _copied(value: Any) -> Any:

@@ -60,6 +60,11 @@ class BlockingSandbox:
         """As `Sandbox.write_file`. Raises also BackgroundLoopError, and SandboxError after release."""
         background_loop().run(self._box().write_file(path, data, mode=mode))
 
+    @property
+    def inner(self) -> Sandbox:
+        """The box itself, for coroutines on the background loop; not to be kept. Raises SandboxError after release."""
+        return self._box()
+
     def detach(self) -> None:
         """Make this handle void; the pool does so at release."""
         self._sandbox = None

@@ -50,6 +50,8 @@ HEAVY = {
 
 BROAD_EXCEPT = {
     "agents/rollout.py": "rollout boundary: a bad rollout is data",
+    "envs/calling.py": "worker boundary",
+    "envs/child_main.py": "worker boundary: the process that called gets the error",
     "agents/env_threads.py": "worker boundary (whoever waits gets the error) and teardown",
     "agents/local_policy.py": "worker boundary",
     "sandbox/background.py": "worker boundary",

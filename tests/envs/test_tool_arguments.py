@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from small_envs import Desk, Unit, call
 
-from quintain.envs import Message, ToolEnv, reward, tool
+from quintain.envs import Message, ToolEnv, TrajectoryState, reward, tool
 from quintain.envs.tools import tools_of
-from quintain.sandbox import BlockingSandbox
+from quintain.sandbox import BlockingSandbox, Sandbox
 
 
 @pytest.fixture
@@ -253,9 +255,34 @@ def anything(*texts: str) -> str:
     return ""
 
 
-async def later(text: str) -> str:
+def unspeakable(stream: BytesIO) -> str:
     """Say."""
-    return text
+    return ""
+
+
+class Node(BaseModel):
+    below: list[Node] = []
+
+
+def endless(node: Node) -> str:
+    """Say."""
+    return ""
+
+
+async def blocking(box: BlockingSandbox) -> str:
+    """Say."""
+    return ""
+
+
+def awaiting(box: Sandbox) -> str:
+    """Say."""
+    return ""
+
+
+@tool(isolate="process")
+def stateful(state: TrajectoryState) -> str:
+    """Say."""
+    return ""
 
 
 @pytest.mark.parametrize(
@@ -264,7 +291,11 @@ async def later(text: str) -> str:
         (no_docstring, "has no docstring"),
         (no_type, "`text` has no type"),
         (anything, "name each"),
-        (later, "write `def`"),
+        (unspeakable, "cannot be put into words.*BytesIO"),
+        (endless, "Node, refers to itself"),
+        (blocking, "annotate `box` with `Sandbox`: await"),
+        (awaiting, "annotate `box` with `BlockingSandbox`"),
+        (stateful, "no environment, state or box"),
     ],
 )
 def test_tools_that_cannot_be_described_are_refused_with_the_remedy(function: Any, words: str) -> None:
