@@ -110,8 +110,9 @@ class RolloutConfig(BaseModel):
     """One absolute deadline a trajectory: generation, tools and reward together."""
     max_concurrent: int = Field(default=128, ge=1)
     """Most trajectories in flight."""
-    env_threads: int = Field(default=16, ge=1)
-    """Threads in which the (blocking) environments run."""
+    env_threads: int | None = Field(default=None, ge=1)
+    """Threads in which the (blocking) environments run; null = one for each box of the sandbox pool that can be in use,
+    and 16 where no box is needed. Fewer leave boxes idle, more wait for boxes."""
     num_retries: int = Field(default=2, ge=0)
     """How often a task is tried again after an environment, infrastructure or verifier failure."""
     max_failure_frac: float = Field(default=0.5, ge=0, le=1)

@@ -3,9 +3,9 @@
     event loop ── call(step) ──> queue ──> N threads ── call_soon_threadsafe ──> event loop
 
 A call whose waiter gives up (deadline, Ctrl-C) before a thread took it is dropped. One that already runs cannot be
-killed: its thread is *abandoned*, counted, and replaced by a new one, so that N threads keep working; when the call
-returns at last, its environment is closed there. The threads are daemons: a call that never returns does not keep
-Python alive.
+killed: its thread is *abandoned*, counted, and replaced by a new one, so that N threads keep working. The environment
+is interrupted, which kills what its box runs, and closed in its thread when the call returns at last. The threads are
+daemons: a call that never returns does not keep Python alive.
 """
 
 from __future__ import annotations
@@ -88,6 +88,11 @@ class EnvThreads:
                 self._num_stuck += 1
                 self.num_abandoned += 1
                 self._start_thread()
+        if call.state == "abandoned" and call.owner is not None:
+            try:
+                call.owner.env.interrupt()
+            except Exception:  # noqa: BLE001 - teardown: an environment's own way to stop must not stop the others
+                _LOG.warning("interrupting an environment failed", exc_info=True)
 
     def _start_thread(self) -> None:
         threading.Thread(target=self._work, name="quintain-env", daemon=True).start()

@@ -38,6 +38,7 @@ __all__ = ["ChatRenderer", "ParsedReply", "TemplateError"]
 _USER = Message(role="user", content="x")
 _REPLY = Message(role="assistant", content="x")
 _MARK = "Xq7arguments"
+_MAX_PROMPTS = 64
 
 
 class ChatRenderer:
@@ -50,6 +51,7 @@ class ChatRenderer:
             raise TemplateError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one with a tokenizer.json")
         self.tokenizer = tokenizer
         self._text = TokenText(backend)
+        self._prompts: dict[tuple[str | Message, ...], tuple[int, ...]] = {}
         self.template = ChatTemplate(tokenizer)
         added = [token.content for token in backend.get_added_tokens_decoder().values()]
         self._parser = parser_for(detect_family(self.template.source, added))
@@ -70,9 +72,17 @@ class ChatRenderer:
         self._check_round_trip()
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """The whole conversation up to the generation point."""
-        frame, values = self._frame(self._with_opened_reasoning(messages), tools, generation=True)
-        return self._encode_frame(frame, values)
+        """The whole conversation up to the generation point. The members of a group get the same tuple: a long prompt
+        is encoded, and held in memory, once for all of them."""
+        key = (self.template.tools_key(tools), *messages)
+        ids = self._prompts.pop(key, None)
+        if ids is None:
+            frame, values = self._frame(self._with_opened_reasoning(messages), tools, generation=True)
+            ids = self._encode_frame(frame, values)
+            if len(self._prompts) >= _MAX_PROMPTS:
+                del self._prompts[next(iter(self._prompts))]
+        self._prompts[key] = ids  # last in the dict: the oldest is dropped first
+        return ids
 
     def delta_ids(
         self, row_ids: Sequence[int], reply: Message, new_messages: Sequence[Message], tools: Sequence[ToolSpec]

@@ -1,15 +1,18 @@
 """Many trajectories at once: the workers, their environments, retries and the breaker.
 
-    draws x members ──> deque ──> worker (a policy slot + an environment) ──run_trajectory──> groups
+    draws x members ──> queue ──> worker (a policy slot + an environment) ──run_trajectory──> groups
                           ^── failed members, next attempt ──╯     N at once
 
 Invariants:
 - Every worker is in its policy slot before the first one starts, and stays there until nothing is left to do: an engine
   that samples when all slots wait sees the same batches whatever the tools' timing.
-- Members start in the order of (draw, member); groups come back in the order of the draws.
+- Members start in the order of (draw, member), and a member that failed goes before all that have not begun: old groups
+  finish, however slow their task or however often it fails. Groups come back in the order of the draws.
 - A failed member is tried again with the next attempt number; where all attempts failed, the last failure stays in its
   group as data. Past `max_failure_frac` failed attempts, `RolloutBreaker` stops the run.
 - An environment whose trajectory failed or ran out of time is never used again.
+- Cancellation (Ctrl-C, a deadline, an error elsewhere) reaches the engine (the request is ended) and the tool: what its
+  box runs is killed (`ToolEnv.interrupt`).
 
 What waits for what: a worker waits for the engine or an environment, never past its trajectory's deadline; `collect`
 waits for the workers.
@@ -18,13 +21,15 @@ waits for the workers.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from quintain.agents.config import RolloutConfig
 from quintain.agents.env_threads import EnvThreads, ThreadedEnv
+from quintain.agents.loop_lag import LoopLagMeter
 from quintain.agents.outcome import StopReason
 from quintain.agents.policy import Policy
 from quintain.agents.renderer import ChatRenderer, TemplateError
@@ -34,6 +39,8 @@ from quintain.envs import Task, ToolEnv
 
 MIN_ATTEMPTS_TO_BREAK = 8
 """Fewer attempts say too little while retries are left."""
+DEFAULT_ENV_THREADS = 16
+"""Where nothing says how many boxes there are."""
 CLOSE_GRACE_S = 5.0
 """How long `close` waits for environment calls that still run."""
 
@@ -67,6 +74,8 @@ class CollectStats:
     """Environment calls given up while they ran."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failures by what broke."""
+    loop_lag_max_s: float = 0.0
+    """Longest time that the event loop left something waiting that was due."""
 
 
 class RolloutRunner:
@@ -85,8 +94,12 @@ class RolloutRunner:
         config: RolloutConfig,
         seed: int,
         max_concurrent: int | None = None,
+        env_threads: int | None = None,
     ) -> None:
-        """Raises TemplateError where the template rewrites history and `config.history` is `refuse`."""
+        """`max_concurrent` goes before the config's; `env_threads` is for a config that names none.
+
+        Raises TemplateError where the template rewrites history and `config.history` is `refuse`.
+        """
         if config.history == "refuse" and (broken := renderer.rewrites_reasoning()):
             raise TemplateError(broken)
         self._policy = policy
@@ -95,7 +108,7 @@ class RolloutRunner:
         self._config = config
         self._seed = seed
         self._max_concurrent = max_concurrent or config.max_concurrent
-        self._threads = EnvThreads(config.env_threads)
+        self._threads = EnvThreads(config.env_threads or env_threads or DEFAULT_ENV_THREADS)
         self._loop = asyncio.Runner()
         self._idle_envs: list[ThreadedEnv] = []
         self._closed = False
@@ -124,7 +137,7 @@ class RolloutRunner:
         collection = _Collection(self, setup, self._threads, self._max_concurrent, on_trajectory)
         for draw in draws:
             for member in range(group_size):
-                collection.todo.append(
+                collection.add(
                     Assignment(task=draw.task, draw=draw.number, member=member, run_seed=self._seed, purpose=purpose)
                 )
         self.stats = collection.stats
@@ -203,14 +216,21 @@ class _Collection:
         self._max_concurrent = max_concurrent
         self._on_trajectory = on_trajectory
         self._num_abandoned_before = threads.num_abandoned
-        self.todo: deque[Assignment] = deque()
+        self.todo: list[tuple[int, Assignment]] = []
+        """A heap: place in the order of (draw, member), and what to make there."""
         self.results: dict[tuple[int, int], Trajectory] = {}
         self.stats = CollectStats()
+
+    def add(self, assignment: Assignment) -> None:
+        """Behind all that were added before."""
+        heapq.heappush(self.todo, (len(self.todo), assignment))
 
     async def run(self) -> None:
         """Raises the first error of a worker after all of them have ended."""
         slots: list[AsyncExitStack] = []
         workers: list[asyncio.Task[None]] = []
+        meter = LoopLagMeter()
+        lag = asyncio.create_task(meter.run())
         try:
             for _ in range(min(self._max_concurrent, len(self.todo))):
                 slots.append(AsyncExitStack())
@@ -225,6 +245,9 @@ class _Collection:
             for slot in slots:  # a worker that was cancelled before it began has not left its slot
                 await slot.aclose()
             await self._setup.policy.drain()  # rollouts past their deadline left what they had asked for behind
+            lag.cancel()
+            await asyncio.wait([lag])
+            self.stats.loop_lag_max_s = meter.max_s
             self.stats.num_abandoned_calls = self._threads.num_abandoned - self._num_abandoned_before
         for error in ended:
             if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
@@ -236,20 +259,20 @@ class _Collection:
         try:
             async with slot:
                 while self.todo:
-                    assignment = self.todo.popleft()
+                    place, assignment = heapq.heappop(self.todo)
                     if env is None:
                         env = await self._runner.take_env()
                     trajectory = await run_trajectory(self._setup, assignment, env)
                     if trajectory.outcome.is_failure or trajectory.stop_reason is StopReason.DEADLINE:
                         await env.close()
                         env = None
-                    self._finish(assignment, trajectory)
+                    self._finish(place, assignment, trajectory)
         finally:
             if env is not None:
                 await self._runner.give_back(env)
 
-    def _finish(self, assignment: Assignment, trajectory: Trajectory) -> None:
-        """Keep the trajectory, or put its next attempt at the end of the queue."""
+    def _finish(self, place: int, assignment: Assignment, trajectory: Trajectory) -> None:
+        """Keep the trajectory, or put its next attempt where it was in the queue."""
         self.stats.num_attempts += 1
         if self._threads.num_stuck > self._threads.num_threads:
             raise RolloutBreaker(
@@ -262,7 +285,7 @@ class _Collection:
             self._break_if(max(self.stats.num_planned, MIN_ATTEMPTS_TO_BREAK))
             if assignment.attempt < self._setup.config.num_retries:
                 self.stats.num_retries += 1
-                self.todo.append(replace(assignment, attempt=assignment.attempt + 1))
+                heapq.heappush(self.todo, (place, replace(assignment, attempt=assignment.attempt + 1)))
                 return
         self.results[assignment.draw, assignment.member] = trajectory
         if self._on_trajectory is not None:

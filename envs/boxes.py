@@ -5,6 +5,7 @@
     trajectory  take() at reset, lend() uses that one, give_back() at the next reset or at close
 
 The pool is the run's; without one, an own pool is opened when the first box is needed and closed by `close`.
+`interrupt` may be called from any thread; all else is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
-from quintain.sandbox import BlockingSandbox, SandboxPool, open_pool
+from quintain.sandbox import BlockingSandbox, SandboxError, SandboxPool, open_pool
 from quintain.sandbox.config import SandboxConfig
 
 SandboxScope = Literal["none", "call", "trajectory"]
@@ -32,6 +33,8 @@ class BoxSource:
         self._needs_isolation, self._owner = needs_isolation, owner
         self._own_pool: SandboxPool | None = None
         self._box: BlockingSandbox | None = None
+        self._lent: BlockingSandbox | None = None  # for one call
+        self._interrupted = False
         self._task_id: str | None = None
 
     @property
@@ -47,12 +50,18 @@ class BoxSource:
         self._task_id = task_id
         if self._scope == "trajectory":
             self._box = self._source().acquire(group=task_id)
+            try:
+                self._check_wanted()
+            except SandboxError:
+                self.give_back()
+                raise
 
     def lend(self, use: Callable[[BlockingSandbox], Any]) -> Any:
         """Call `use` with a box. Raises SandboxError, and what `use` raises."""
         if self._scope == "call":
-            with self._source().lease(group=self._task_id) as box:
-                return use(box)
+            with self._source().lease(group=self._task_id) as self._lent:
+                self._check_wanted()
+                return use(self._lent)
         return use(self.current)
 
     def give_back(self) -> None:
@@ -61,9 +70,21 @@ class BoxSource:
         if box is not None:
             self._source().release(box)
 
+    def interrupt(self) -> None:
+        """Kill what the box in use runs, or the next one would; `take` and `lend` raise SandboxError until `close`."""
+        self._interrupted = True
+        for box in (self._box, self._lent):
+            if box is not None:
+                box.interrupt()
+
+    def _check_wanted(self) -> None:
+        if self._interrupted:  # while a box was waited for
+            raise SandboxError(f"{self._owner} was interrupted")
+
     def close(self) -> None:
         """Idempotent; `take` and `lend` work again afterwards."""
         self.give_back()
+        self._interrupted = False
         pool, self._own_pool = self._own_pool, None
         if pool is not None:
             pool.close()

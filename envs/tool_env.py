@@ -279,6 +279,12 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], Message]):
             lines.append(f"{message.role}: {message.content}{calls}")
         return "\n".join(lines)
 
+    def interrupt(self) -> None:
+        """Called from another thread, while a method runs whose result nobody wants any more: what its box runs is
+        killed, and box calls raise SandboxError until `close`. Must return at once; override it (and call it on
+        `super()`) where a tool waits for something else that can be ended."""
+        self._boxes.interrupt()
+
     def close(self) -> None:
         """Give the box back, and close the pool if the environment opened its own. Idempotent."""
         self._live = False

@@ -96,6 +96,12 @@ def open_sandboxes(config: RecipeConfig, owner: str, progress: Progress) -> Sand
     pool = open_pool(config.sandbox, needs_isolation=cls.needs_isolation, owner=owner)
     if pool.notice:
         progress.message(pool.notice)
+    threads = config.rollout.env_threads
+    if threads is not None and threads < min(pool.size, config.rollout.max_concurrent):
+        progress.message(
+            f"rollout.env_threads = {threads} uses at most {threads} of the {pool.size} boxes (sandbox.pool_size) at "
+            "once; leave it out to have a thread for each box"
+        )
     start_boxes(pool, progress)
     return pool
 
@@ -161,6 +167,7 @@ def _runner(
     if pool is not None and env_class(config.environment.id).sandbox_scope == "trajectory":
         # A trajectory that holds a box for its whole life must not wait for one that waits for it.
         max_concurrent = min(max_concurrent, pool.size)
+    env_threads = None if pool is None else min(pool.size, max_concurrent)
     return RolloutRunner(
         policy=policy,
         renderer=renderer,
@@ -168,6 +175,7 @@ def _runner(
         config=config.rollout,
         seed=config.seed,
         max_concurrent=max_concurrent,
+        env_threads=env_threads,
     )
 
 

@@ -40,8 +40,16 @@ class BackgroundLoop:
         """Start a coroutine on the loop; callable from any thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its result. Raises BackgroundLoopError, and what it raises."""
+    def run(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        on_start: Callable[[concurrent.futures.Future[T]], object] = lambda _: None,
+    ) -> T:
+        """Run a coroutine on the loop and wait for its result. `on_start` gets what it can be cancelled with.
+
+        Raises BackgroundLoopError, and what the coroutine raises.
+        """
         try:
             self.check_not_inside()
         except BackgroundLoopError:
@@ -49,6 +57,7 @@ class BackgroundLoop:
             raise
         future = self.submit(coroutine)
         try:
+            on_start(future)
             return future.result()
         except BaseException:
             future.cancel()  # Ctrl-C while waiting: the work must not go on behind the caller's back

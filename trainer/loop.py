@@ -111,6 +111,7 @@ class TrainingLoop:
         self._saved_step = state.step if state.step else -1
         self._delivered_version: int | None = None
         self._delivery_s = 0.0  # since the newest record
+        self._loop_lag_s = 0.0  # as well
 
     def run(self) -> LoopState:
         """Train to the last step. An exception that meets the learner between two batches passes on after a save.
@@ -173,6 +174,7 @@ class TrainingLoop:
             metrics["reward/kl_penalty_mean"] = given.kl_penalty_mean
         num_tokens = sum(t.num_sampled_tokens for g in groups for t in g.trajectories)
         metrics |= {
+            "rollout/event_loop_lag_max_s": self._loop_lag_s,
             "time/delivery_s": self._delivery_s,
             "time/rollout_s": sampled - started,
             "time/train_s": trained - sampled,
@@ -180,7 +182,7 @@ class TrainingLoop:
             "perf/tokens_per_second": num_tokens / (trained - started),
             "policy/version": float(self.learner.policy_version),
         }
-        self._delivery_s = 0.0
+        self._delivery_s = self._loop_lag_s = 0.0
         state.num_sampled_tokens += num_tokens
         state.max_staleness_seen = max(state.max_staleness_seen, int(metrics["policy/staleness_max"]))
         reward = metrics.get("reward/mean")  # absent where no trajectory is valid
@@ -244,9 +246,11 @@ class TrainingLoop:
         self.status.update(phase="rollouts", step=self.state.step)
         total = len(draws) * algorithm.group_size
         with self.progress.phase("rollouts", total=total) as bar:
-            return self.runner.collect(
+            groups = self.runner.collect(
                 draws, group_size=algorithm.group_size, on_trajectory=lambda _trajectory: bar.advance(1)
             )
+        self._loop_lag_s = max(self._loop_lag_s, self.runner.stats.loop_lag_max_s)
+        return groups
 
     def _record(
         self,

@@ -44,6 +44,9 @@ METRICS: dict[str, str] = {
     ),
     "rollout/num_trajectories": "Trajectories of the batch, failed and cancelled ones included.",
     "rollout/num_retries": "Infrastructure retries that the batch's trajectories needed.",
+    "rollout/event_loop_lag_max_s": (
+        "Longest time that the rollouts' event loop left something waiting that was due: what blocks it delays all."
+    ),
     "train/loss": (
         "Policy loss, plus weighted KL, minus weighted entropy, by algorithm.aggregation; mean over optimizer steps."
     ),

@@ -159,6 +159,58 @@ def test_a_failed_member_is_tried_again_with_other_seeds_and_then_counts():
     assert env.made == 4  # a failed one is never used again
 
 
+def test_a_failed_member_goes_before_those_that_have_not_begun():
+    asked: list[tuple[int, int, int]] = []
+
+    def answer(request: GenerateRequest) -> str | Exception:
+        asked.append((request.key.draw, request.key.member, request.key.attempt))
+        return PolicyError("hiccup") if request.key.attempt < 2 and request.key.member == 0 else "done"
+
+    with runner(answer, max_concurrent=1, max_failure_frac=0.9) as rollouts:
+        rollouts.collect(DRAWS, group_size=2)
+    assert asked == [(d, m, a) for d in (7, 3, 5) for m, attempts in ((0, 3), (1, 1)) for a in range(attempts)]
+
+
+def test_a_task_that_is_30_times_slower_keeps_its_share_and_its_place():
+    """D14: the slow ones and their retries start in their turn, beside the quick ones and not after them."""
+    slow, quick_s = {2, 9}, 0.005
+    started: list[tuple[int, int, int]] = []
+
+    def answer(request: GenerateRequest) -> ScriptedReply | Exception:
+        key = request.key
+        started.append((key.draw, key.member, key.attempt))
+        if key.draw in slow and key.attempt == 0:
+            return PolicyError("hiccup")
+        return ScriptedReply(text="done", delay_s=quick_s * (30 if key.draw in slow else 1))
+
+    draws = [Draw(number=number, task=TASK) for number in range(16)]
+    with runner(answer, max_concurrent=8) as rollouts:
+        groups = rollouts.collect(draws, group_size=4)
+    assert [t.outcome for t in trajectories(groups)] == [Outcome.COMPLETED] * 64
+    assert sum(t.draw in slow for t in trajectories(groups)) == 8
+    assert [key for key in started if key[2] == 0] == sorted(key for key in started if key[2] == 0)
+    last_begins = started.index((15, 0, 0))
+    assert all(started.index((draw, member, 1)) < last_begins for draw in slow for member in range(4))
+
+
+def test_the_members_of_a_group_share_one_encoded_prompt():
+    with runner(["done"]) as rollouts:
+        groups = rollouts.collect(DRAWS, group_size=4)
+    prompts = {id(t.turns[0].prompt_token_ids) for t in trajectories(groups)}
+    assert len(prompts) == 1  # the three draws are of one task
+
+
+def test_what_blocks_the_event_loop_is_measured():
+    def answer(request: GenerateRequest) -> str:
+        if request.key.member == 1:
+            time.sleep(0.3)  # in the loop's own thread
+        return "done"
+
+    with runner(answer) as rollouts:
+        rollouts.collect(DRAWS[:1], group_size=2)
+        assert rollouts.stats.loop_lag_max_s > 0.2
+
+
 def test_a_member_that_fails_every_time_stays_in_its_group_as_data():
     """C15"""
     script: Script = lambda request: PolicyError("down") if request.key.member == 0 else "done"  # noqa: E731
